@@ -162,10 +162,10 @@ template <class F, int pass = 0> void stages_of_groups(const Groups& all, i64 be
   }
 }
 
-// As og::launch_pieces, and where boxes hold whole rows as og::each_box says. After the sums follow the lanes of a group, those
+// As og::launch_split, and where boxes hold whole rows as og::each_box says. After the sums follow the lanes of a group, those
 // of a strip, and whether boxes are pieces.
 template <class F>
-OG_FN void launch_groups(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_grouped(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const Boxes boxes = boxes_at<F>(base, layout, 0, small);
   const i64 row_rank = boxes.box[-1], outer = boxes.space.rank - 1 - row_rank;

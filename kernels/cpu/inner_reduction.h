@@ -209,7 +209,7 @@ template <class F, bool several> OG_FN void take_box_of_rows(const Boxes& boxes,
 
 // As og::boxes_at and og::each_box say. several: whether a row is several runs.
 template <class F, bool several>
-OG_FN void launch_rows(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_inner(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const Boxes boxes = boxes_at<F>(base, layout, 0, small);
   const i64 row_rank = several ? boxes.box[-1] : 1;

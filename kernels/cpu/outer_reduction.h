@@ -128,7 +128,7 @@ OG_FN void one_of_each(const F& f, i64 n, AllAcross<F, pass>& all, double* const
 }
 
 template <class F, bool keep, int pass = 0>
-OG_FN void passes_beside(F& f, const Beside<F>& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
+OG_FN void passes_outer(F& f, const Beside<F>& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
   if constexpr (pass < F::passes) {
     constexpr int n = F::operands, m = F::sums;
     constexpr i64 room = F::kept_bytes ? keep_bytes / (F::kept_bytes ? F::kept_bytes : 1) / 8 * 8 : 0;
@@ -163,7 +163,7 @@ OG_FN void passes_beside(F& f, const Beside<F>& walk, const i64* offset, double*
     alignas(64) double total[F::most + 1][side];
     all.results(total);
     f.template reduced<pass>(total, (double)walk.length, walk.lanes_);
-    passes_beside<F, keep, pass + 1>(f, walk, offset, cell, rests, memory);
+    passes_outer<F, keep, pass + 1>(f, walk, offset, cell, rests, memory);
   }
 }
 
@@ -173,7 +173,7 @@ template <class F> constexpr i64 tile_bytes() {
   return sum;
 }
 
-template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, i64 number) {
+template <class F, bool keep> void box_outer(const Boxes& boxes, i64 row_rank, i64 number) {
   constexpr int n = F::operands, m = F::sums;
   constexpr bool turns = tile_bytes<F>() > 0;
   enum { longest = 256 * 1024 };
@@ -202,45 +202,45 @@ template <class F, bool keep> void box_beside(const Boxes& boxes, i64 row_rank, 
     for (i64 lane = 0; lane < place.extent[last]; lane += side) {
       const i64 left = place.extent[last] - lane;
       walk.lanes_ = left < side ? left : side;
-      const auto turn_each_of = [&](int begin, int end, const auto& turn) {
+      const auto transpose_each_of = [&](int begin, int end, const auto& turn) {
         for (int k = begin; k < end; ++k) {
           if (!F::turned(k)) continue;
           char* at = (char*)space.base[k] + (place.offset[k] + lane * place.step[k]) * F::turned(k);
           turn(walk.base[k], at, F::turned(k), place.step[k], space.strides[k * space.rank + first], walk.lanes_, walk.length);
         }
       };
-      turn_each_of(0, F::loads, [](auto... at) OG_LAMBDA { turn_in(at...); });
+      transpose_each_of(0, F::loads, [](auto... at) OG_LAMBDA { turn_in(at...); });
       i64 own[n];
       double* cells[m + 1];
       for (int k = 0; k < n; ++k) own[k] = F::turned(k) ? 0 : place.offset[k] + lane * place.step[k];
       for (int k = 0; k < m; ++k) cells[k] = place.cell[k] + lane * boxes.sum(k).strides[last];
       f.move(walk.base, own);
       f.row(walk.lanes_);
-      passes_beside<F, keep>(f, walk, own, cells, place.rests, memory);
+      passes_outer<F, keep>(f, walk, own, cells, place.rests, memory);
       f.move(walk.base, own);
       f.finish(walk.lanes_);
-      turn_each_of(F::loads, n, [](auto... at) OG_LAMBDA { turn_out(at...); });
+      transpose_each_of(F::loads, n, [](auto... at) OG_LAMBDA { turn_out(at...); });
     }
   } while (place.next(boxes, 0, first));
 }
 
 // One box, its values kept for later passes where there is room.
-template <class F> OG_FN void take_box_beside(const Boxes& boxes, i64 row_rank, i64 number) {
+template <class F> OG_FN void take_box_outer(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
   for (i64 d = boxes.space.rank - 1 - row_rank; d < boxes.space.rank - 1; ++d) length *= boxes.space.dims[d];
   if constexpr (F::kept_bytes > 0) {
-    if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) return box_beside<F, true>(boxes, row_rank, number);
+    if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) return box_outer<F, true>(boxes, row_rank, number);
   }
-  box_beside<F, false>(boxes, row_rank, number);
+  box_outer<F, false>(boxes, row_rank, number);
 }
 
 // As og::boxes_at and og::each_box say.
 template <class F>
-OG_FN void launch_beside(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_outer(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const Boxes boxes = boxes_at<F>(base, layout, 0, small);
   const i64 row_rank = boxes.box[-1];
-  each_box<F>(boxes, begin, end, threads, parallel, [&](i64 number) { take_box_beside<F>(boxes, row_rank, number); });
+  each_box<F>(boxes, begin, end, threads, parallel, [&](i64 number) { take_box_outer<F>(boxes, row_rank, number); });
 }
 
 }  // namespace og

@@ -120,7 +120,7 @@ template <class F, int vectors> void box_at_once(const Boxes& boxes, i64 number)
 
 // Rows of at most 16 `vectors` elements, at least two. As og::boxes_at and og::each_box say.
 template <class F, int vectors>
-OG_FN void launch_at_once(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_persistent(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
 #if OG_LANES
   if constexpr (goes_at_once<F>()) {
     double small[small_work];
@@ -129,7 +129,7 @@ OG_FN void launch_at_once(void* const* base, const i64* layout, i64 begin, i64 e
     return;
   }
 #endif
-  launch_rows<F, false>(base, layout, begin, end, threads, parallel);
+  launch_inner<F, false>(base, layout, begin, end, threads, parallel);
 }
 
 }  // namespace og

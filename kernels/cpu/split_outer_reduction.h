@@ -36,7 +36,7 @@ template <class F> struct Sides {
   }
 };
 
-template <class F> void piece_beside(const Boxes& boxes, i64 row_rank, i64 number) {
+template <class F> void piece_outer(const Boxes& boxes, i64 row_rank, i64 number) {
   const i64 last = boxes.space.rank - 1;
   Place<F> place;
   place.start(boxes, number);
@@ -94,11 +94,11 @@ template <class F> void join_pieces(const Boxes& boxes, i64 row_rank) {
 
 // As og::boxes_at says; begin < 0 means what follows the boxes alone.
 template <class F>
-OG_FN void launch_beside_pieces(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_split_outer(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const Boxes boxes = boxes_at<F>(base, layout, 0, small);
   const i64 row_rank = boxes.box[-1];
-  if (begin >= 0) in_threads([&](i64 number) { piece_beside<F>(boxes, row_rank, number); }, begin, end, threads, parallel);
+  if (begin >= 0) in_threads([&](i64 number) { piece_outer<F>(boxes, row_rank, number); }, begin, end, threads, parallel);
   if (begin < 0 || (begin == 0 && end == boxes.count)) join_pieces<F>(boxes, row_rank);
 }
 

@@ -113,7 +113,7 @@ void stages(const Pieces& pieces, i64 begin, i64 end, i64 threads, Parallel para
 // begin and end count the pieces of all stages; all of them mean the second stage of sums too, and begin = -1 - stage means
 // what follows a stage alone.
 template <class F>
-OG_FN void launch_pieces(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_split(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const Boxes boxes = boxes_at<F>(base, layout, 0, small);
   const i64 row_rank = boxes.box[-1], outer = boxes.space.rank - row_rank;

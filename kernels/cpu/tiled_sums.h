@@ -200,7 +200,7 @@ template <class F> struct Plain : F {
 
 // As og::boxes_at and og::each_box say.
 template <class F>
-OG_FN void launch_boxes(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+OG_FN void launch_tiled(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];
   const i64 spreads = layout[2 + layout[0] * (1 + F::operands) + 2];
   const Boxes boxes = boxes_at<F>(base, layout, spreads, small);

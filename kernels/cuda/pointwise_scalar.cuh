@@ -10,7 +10,7 @@ namespace og {
 
 enum { singles = 4 };  // of a thread: enough that what comes before them counts little
 
-template <class F> OG_FN void flat_singles(void* const* base, const i64* step, i64 n) {
+template <class F> OG_FN void flat_scalar(void* const* base, const i64* step, i64 n) {
   F f;
   to_start(f, base, step);
   f.call();
@@ -20,7 +20,7 @@ template <class F> OG_FN void flat_singles(void* const* base, const i64* step, i
 }
 
 template <class F, class I, int rank, int operands>
-OG_FN void row_singles(void* const* base, const Layout<I, rank, operands>& layout, I n) {
+OG_FN void rows_scalar(void* const* base, const Layout<I, rank, operands>& layout, I n) {
   const I first = (I)blockIdx.x * (block_size * singles) + (I)threadIdx.x, end = first + block_size * singles;
   OG_ROLLED for (I i = first; i < n && i < end; i += block_size) {
     F f;

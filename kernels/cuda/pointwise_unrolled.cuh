@@ -22,7 +22,7 @@ template <class F, int G, int V> OG_FN void by_groups(const F& f, typename F::te
   OG_ROLLED for (int k = 0; k < V; k += G) f.template group<G>(in, out, i + k);
 }
 
-template <class F, int V, int U, int G> OG_FN void flat_rolled(void* const* base, const i64* step, i64 n) {
+template <class F, int V, int U, int G> OG_FN void flat_unrolled(void* const* base, const i64* step, i64 n) {
   F f;
   to_start(f, base, step);
   f.call();
@@ -37,12 +37,12 @@ template <class F, int V, int U, int G> OG_FN void flat_rolled(void* const* base
     else f.fetch_some(in, i, left);
     by_groups<F, G>(f, in, out, i);
     if (left >= V) f.put(out, i);
-    else f.put_some(out, i, left);
+    else f.emit_some(out, i, left);
   }
 }
 
 template <class F, int V, int U, int G, class I, int rank, int operands>
-OG_FN void rows_rolled(void* const* base, const Layout<I, rank, operands>& layout, I n) {
+OG_FN void rows_unrolled(void* const* base, const Layout<I, rank, operands>& layout, I n) {
   I i = (I)blockIdx.x * (block_size * U) + (I)threadIdx.x;
   OG_ROLLED for (int u = 0; u < U && i < n; ++u, i += block_size) {
     F f;

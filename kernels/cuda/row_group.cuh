@@ -84,7 +84,7 @@ struct RowGroup {
   template <int pass, Reading how> OG_FN void fetch(I first) {
     OG_UNROLL for (int p = 0; p < P; ++p) fetch_one<pass, how>(first, p);
   }
-  template <int pass, Reading how> OG_FN void fetch_singles() {
+  template <int pass, Reading how> OG_FN void fetch_scalar() {
     OG_UNROLL for (int s = 0; s < singles; ++s) fetch_single<pass, how>(s);
   }
 
@@ -122,8 +122,8 @@ struct RowGroup {
       if (exists(q)) add<pass>(pack[p], column(q), p, total);
     }
   }
-  template <int pass> OG_FN void compute_singles(Addend (&total)[most]) {
-    if constexpr (held) fetch_singles<pass, Reading::cached>();
+  template <int pass> OG_FN void compute_scalar(Addend (&total)[most]) {
+    if constexpr (held) fetch_scalar<pass, Reading::cached>();
     OG_UNROLL for (int s = 0; s < singles; ++s) {
       const I e = (I)(s * T + lane);
       if (e < apart) add<pass>(single[s], column_apart(e), 0, total);
@@ -138,8 +138,8 @@ struct RowGroup {
   // What packs from `first` on add to the reductions of a pass, of a row that is not held.
   template <int pass> OG_FN void walk(I first, Addend (&total)[most]) {
     if constexpr (singles > 0) {
-      fetch_singles<pass, Reading::again>();
-      compute_singles<pass>(total);
+      fetch_scalar<pass, Reading::again>();
+      compute_scalar<pass>(total);
     }
     double whole_way[most];  // sums of stretches are added up in double
     each<F::reductions(pass)>([&](auto k) { whole_way[k.value] = (double)total[k.value]; });
@@ -168,10 +168,10 @@ struct RowGroup {
       if constexpr (held) {
         if constexpr (pass > 0) {  // the first pass's are under way
           fetch<pass, Reading::once>(0);
-          fetch_singles<pass, Reading::once>();
+          fetch_scalar<pass, Reading::once>();
         }
         compute<pass>(0, total);
-        compute_singles<pass>(total);
+        compute_scalar<pass>(total);
       } else {
         walk<pass>(0, total);
       }
@@ -207,7 +207,7 @@ struct RowGroup {
     find(number);
     if constexpr (held) {
       fetch<0, Reading::once>(0);
-      fetch_singles<0, Reading::once>();
+      fetch_scalar<0, Reading::once>();
     }
     begin();
     passes();

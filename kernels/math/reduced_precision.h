@@ -5,13 +5,13 @@
 
 // What f16 and bf16 are computed with on a CPU with AVX-512: a few functions of namespace og in f32, but no nearer to the truth than
 // rounding to 16 bits asks for, which is 2^-17.6 of the result for 0.51 ulp of f16, and 2^-14.6 for bf16. (cuda/fast_math.h is the same
-// for a GPU, whose instructions are others.) Everything else of og is found in og::brief too, as it is. Without vscalefps the far
+// for a GPU, whose instructions are others.) Everything else of og is found in og::reduced too, as it is. Without vscalefps the far
 // powers of two of these forms cost more than they spare, up to twice the time of the forms for f32 with AVX2.
 
 #if OG_TABLES
 
 namespace og {
-namespace brief {
+namespace reduced {
 
 using namespace og;
 
@@ -34,7 +34,7 @@ template <class F> OG_FN bell<F> bell_of(F t) {
 }
 template <class F> OG_FN F gelu_erf_backward(F x, F d) {
   const F t = at_most(abs(x), (F)14.875f);  // 0 above, but for d infinite
-  const bell<F> v = brief::bell_of(t);
+  const bell<F> v = reduced::bell_of(t);
   const F h = by_table(tail_slope, interval_of(t), t), y = scale_far(fma(h, v.e, h), v.n);
   return keep_nan(x, d * choose(x < 0, y, 1 - y));
 }
@@ -109,32 +109,32 @@ template <class F> OG_FN F swish(F x, F a, F b) {
 }
 
 /// e^z = e = 2^n part, and r = 1 / (1 + e).
-template <class F> struct brief_power {
+template <class F> struct reduced_power {
   F n, part, e, r;
 };
-template <class F> OG_FN brief_power<F> brief_power_of(F z) {
+template <class F> OG_FN reduced_power<F> reduced_power_of(F z) {
   const F y = z * (F)0x1.715476p0f, n = rint(y);
   const F part = power_of_rest(y - n), e = scale_far(part, n);
   return {n, part, e, divide((F)1, e + 1)};
 }
-template <class F> OG_FN brief_power<F> brief_decay_of(F z) { return brief_power_of(-smaller((F)200.0f, abs(z))); }
+template <class F> OG_FN reduced_power<F> reduced_decay_of(F z) { return reduced_power_of(-smaller((F)200.0f, abs(z))); }
 template <class F> OG_FN F sigmoid(F x) {
-  const brief_power<F> v = brief_decay_of(x);
+  const reduced_power<F> v = reduced_decay_of(x);
   return keep_nan(x, choose(x < 0, v.e * v.r, v.r));
 }
-template <class F> OG_FN F sigmoid(F x, F a) { return brief::sigmoid(a * x); }
+template <class F> OG_FN F sigmoid(F x, F a) { return reduced::sigmoid(a * x); }
 /// It begins as sigmoid does, beside which it often stands. Half of `part`, which may be above 1, as d may be the largest number.
 template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
-  const brief_power<F> v = brief_decay_of(z);
+  const reduced_power<F> v = reduced_decay_of(z);
   return keep_nan(z, scale_far(d * (factor * ((F)0.5f * v.part * v.r * v.r)), v.n + 1));
 }
-template <class F> OG_FN F sigmoid_backward(F x, F d) { return brief::sigmoid_slope(x, d, (F)1); }
-template <class F> OG_FN F sigmoid_backward(F x, F d, F a) { return brief::sigmoid_slope(a * x, d, a); }
+template <class F> OG_FN F sigmoid_backward(F x, F d) { return reduced::sigmoid_slope(x, d, (F)1); }
+template <class F> OG_FN F sigmoid_backward(F x, F d, F a) { return reduced::sigmoid_slope(a * x, d, a); }
 
 /// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, s = e r and 1 - s = r = 1 / (1 + e), e = e^z: nothing cancels that
 /// the condition (see derivatives.h) does not excuse. The power of two of a small e goes to d. z and m have ends.
 template <class F, if_float<F> = 0> OG_FN F slope_of_gate(F z, F m, F d) {
-  const brief_power<F> v = brief_power_of(z);
+  const reduced_power<F> v = reduced_power_of(z);
   const mask<F> left = z < 0;
   return scale_far(d, choose(left, v.n, (F)0)) * (fma(m, v.r, (F)1) * (v.r * choose(left, v.part, v.e)));
 }
@@ -144,13 +144,13 @@ template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
 }
 /// swish in a kernel that has its slope, too.
 template <class F> OG_FN F swish_beside_slope(F x) {
-  const brief_power<F> v = brief_power_of(within_gate(x));
+  const reduced_power<F> v = reduced_power_of(within_gate(x));
   return larger((F)-200.0f, x) * (v.e * v.r);
 }
-template <class F> OG_FN F swish_backward(F x, F d) { return brief::swish_slope(x, d); }
-template <class F> OG_FN F swish_backward(F x, F d, F a) { return brief::swish_slope(a * choose(a == 0, (F)0, x), d); }
+template <class F> OG_FN F swish_backward(F x, F d) { return reduced::swish_slope(x, d); }
+template <class F> OG_FN F swish_backward(F x, F d, F a) { return reduced::swish_slope(a * choose(a == 0, (F)0, x), d); }
 template <class F> OG_FN F swish_backward(F x, F d, F a, F b) {
-  return brief::swish_slope(b * (a * choose(a == 0 || b == 0, (F)0, x)), d);
+  return reduced::swish_slope(b * (a * choose(a == 0 || b == 0, (F)0, x)), d);
 }
 template <class F> OG_FN F gelu_tanh_backward(F x, F d) {
   using c = gelu_constants<F>;
@@ -159,13 +159,13 @@ template <class F> OG_FN F gelu_tanh_backward(F x, F d) {
   return slope_of_gate(v * slope, v * fma((F)2, cubic, slope), d);
 }
 
-}  // namespace brief
+}  // namespace reduced
 }  // namespace og
 
 #else
 namespace og {
-namespace brief {
+namespace reduced {
 using namespace og;
-}  // namespace brief
+}  // namespace reduced
 }  // namespace og
 #endif

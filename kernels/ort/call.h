@@ -10,7 +10,7 @@
 namespace og {
 namespace ort {
 
-// A kernel for operands of these kinds: og::launch of elements, or og::launch_rows of boxes.
+// A kernel for operands of these kinds: og::launch of elements, or og::launch_inner of boxes.
 struct Variant {
   const char* kinds;
   void (*launch)(void* const*, const i64*, i64, i64, i64, Parallel);

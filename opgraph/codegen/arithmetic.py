@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opgraph.codegen.sources import brief_functions
+from opgraph.codegen.sources import reduced_functions
 from opgraph.ir import dtypes
 from opgraph.ir.cxx import CxxCall
 from opgraph.loops.layout import Variant
@@ -105,7 +105,7 @@ class Arithmetic(Levels, ABC):
         if s.result in self.positive:
             ends = ("ends",) if self.told_ends else ()
             made = CxxCall(f"positive::{made.function}", (*made.arguments, *ends))
-        if s.result in self.approximate and (self.tier == "fast" or made.function in brief_functions()):
+        if s.result in self.approximate and (self.tier == "fast" or made.function in reduced_functions()):
             made = replace(made, function=made.function and f"{self.tier}::{made.function}")
         if made.arguments == (names[0],):
             made = replace(made, function=self._beside_slope(made.function, s.args[0]))
@@ -117,8 +117,8 @@ class Arithmetic(Levels, ABC):
 
     def _beside_slope(self, function: str, argument: Arg) -> str:
         """The form of a function that begins as its derivative does, where the loop has that; else itself."""
-        name = function.removeprefix("brief::")
-        own = name == function or f"{name}_beside_slope" in brief_functions()
+        name = function.removeprefix("reduced::")
+        own = name == function or f"{name}_beside_slope" in reduced_functions()
         return f"{function}_beside_slope" if own and (_SLOPES.get(name), argument) in self.sloped else function
 
     def row_divisors(self) -> list[str]:

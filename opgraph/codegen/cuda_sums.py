@@ -7,7 +7,7 @@ from math import prod
 
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import KernelSource, source_of, text_of
-from opgraph.codegen.reduction_finalize import put_totals
+from opgraph.codegen.reduction_finalize import emit_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import KEPT, Layout
 from opgraph.schedule.cuda_tiles import BLOCK_SIZE, Tiling
@@ -97,8 +97,8 @@ def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
     """The second stage: a text of its own, which partitions with such sums share; both stages compile at once."""
     adding = Emitter(schedule.loop, schedule.layout.variant)
     adding.put("struct Fused {")
-    adding.put_sums()
-    put_totals(adding)
+    adding.emit_sums()
+    emit_totals(adding)
     results = [f"y{k}" for k in range(len(adding.sums))]
     entry = [
         f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) '

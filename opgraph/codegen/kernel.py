@@ -40,23 +40,23 @@ from opgraph.schedule.schedule import (
 #: Of each schedule of the CPU: the file of `kernels/`, and the function there that walks the space.
 _HOST = {
     POINTWISE: ("cpu/pointwise.h", "launch<Fused>"),
-    POINTWISE_TILED: ("cpu/tiled_sums.h", "launch_boxes<og::Plain<Fused>>"),
-    TILED_SUM: ("cpu/tiled_sums.h", "launch_boxes<Fused>"),
-    SPLIT_COLUMN_SUM: ("cpu/tiled_sums.h", "launch_boxes<Fused>"),
-    INNER: ("cpu/inner_reduction.h", "launch_rows<Fused, {runs}>"),
-    PERSISTENT_INNER: ("cpu/persistent_reduction.h", "launch_at_once<Fused, {vectors}>"),
-    SPLIT_INNER: ("cpu/split_reduction.h", "launch_pieces<Fused>"),
-    TRANSPOSED_INNER: ("cpu/outer_reduction.h", "launch_beside<Fused>"),
-    OUTER: ("cpu/outer_reduction.h", "launch_beside<Fused>"),
-    SPLIT_OUTER: ("cpu/split_outer_reduction.h", "launch_beside_pieces<Fused>"),
-    GROUPED: ("cpu/grouped_reduction.h", "launch_groups<Fused>"),
-    SPLIT_GROUPED: ("cpu/grouped_reduction.h", "launch_groups<Fused>"),
+    POINTWISE_TILED: ("cpu/tiled_sums.h", "launch_tiled<og::Plain<Fused>>"),
+    TILED_SUM: ("cpu/tiled_sums.h", "launch_tiled<Fused>"),
+    SPLIT_COLUMN_SUM: ("cpu/tiled_sums.h", "launch_tiled<Fused>"),
+    INNER: ("cpu/inner_reduction.h", "launch_inner<Fused, {runs}>"),
+    PERSISTENT_INNER: ("cpu/persistent_reduction.h", "launch_persistent<Fused, {vectors}>"),
+    SPLIT_INNER: ("cpu/split_reduction.h", "launch_split<Fused>"),
+    TRANSPOSED_INNER: ("cpu/outer_reduction.h", "launch_outer<Fused>"),
+    OUTER: ("cpu/outer_reduction.h", "launch_outer<Fused>"),
+    SPLIT_OUTER: ("cpu/split_outer_reduction.h", "launch_split_outer<Fused>"),
+    GROUPED: ("cpu/grouped_reduction.h", "launch_grouped<Fused>"),
+    SPLIT_GROUPED: ("cpu/grouped_reduction.h", "launch_grouped<Fused>"),
 }
 #: Of each schedule of CUDA that computes elements: the same.
 _CUDA = {
     POINTWISE: ("cuda/pointwise.cuh", "{space}<Fused, {vector}, {unroll}>"),
-    POINTWISE_SCALAR: ("cuda/pointwise_scalar.cuh", "{space}_singles<Fused>"),
-    POINTWISE_UNROLLED: ("cuda/pointwise_unrolled.cuh", "{space}_rolled<Fused, {vector}, {unroll}, {group}>"),
+    POINTWISE_SCALAR: ("cuda/pointwise_scalar.cuh", "{space}_scalar<Fused>"),
+    POINTWISE_UNROLLED: ("cuda/pointwise_unrolled.cuh", "{space}_unrolled<Fused, {vector}, {unroll}, {group}>"),
 }
 
 
@@ -158,7 +158,7 @@ def cuda_source(schedule: CudaPointwise, *, by_value: Collection[int] = ()) -> K
         params[i], places[i] = f"{dtypes.get(loop.loads[i].dtype).storage} {operands[i]}", f"(void*)&{operands[i]}"
     body = [f"  void* const base[] = {{{', '.join(places)}}};"]
     skeleton, how = _CUDA[schedule.name]
-    space = "flat" if layout.variant.flat else "rows" if schedule.name != POINTWISE_SCALAR else "row"
+    space = "flat" if layout.variant.flat else "rows"
     how = how.format(space=space, vector=schedule.vector, unroll=schedule.unroll, group=schedule.group)
     if layout.variant.flat:
         strided = [k == STRIDED for k in layout.variant.operands]

@@ -54,8 +54,8 @@ def spliced(*names: str) -> str:
 
 
 @cache
-def brief_functions() -> frozenset[str]:
-    """What og::brief has in its own form."""
+def reduced_functions() -> frozenset[str]:
+    """What og::reduced has in its own form."""
     return frozenset(_FUNCTION.findall(_read("math/reduced_precision.h")))
 
 

@@ -1,7 +1,7 @@
 """Kernels of a GPU that run one after the other, launched by one call into native code.
 
-The native loop (kernels/cuda/kernel_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's functions. A
-machine without a C++ compiler launches the kernels one by one through CuPy.
+The native loop (kernels/cuda/kernel_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's
+functions. A machine without a C++ compiler launches the kernels one by one through CuPy.
 """
 
 from __future__ import annotations

@@ -44,8 +44,16 @@ CASES = {
     "flat": ("graph(x: f32[n]) -> (y)\n  y = Swish(x)", {"n": 64}, "cpu/pointwise.h"),
     "f64": (MIXED.format(t="f64"), {"n": 64}, "cpu/pointwise.h"),
     "f16": (MIXED.format(t="f16"), {"n": 64}, "cpu/pointwise.h"),
-    "bf16": ("graph(x: bf16[n], g: bf16[n]) -> (y)\n  %0 = Swish(x)\n  y = Multiply(%0, g)", {"n": 64}, "cpu/pointwise.h"),
-    "integers": ("graph(x: s32[n], y: s32[n]) -> (z)\n  %0 = Mod(x, y)\n  z = Pow(%0, y)", {"n": 64}, "cpu/pointwise.h"),
+    "bf16": (
+        "graph(x: bf16[n], g: bf16[n]) -> (y)\n  %0 = Swish(x)\n  y = Multiply(%0, g)",
+        {"n": 64},
+        "cpu/pointwise.h",
+    ),
+    "integers": (
+        "graph(x: s32[n], y: s32[n]) -> (z)\n  %0 = Mod(x, y)\n  z = Pow(%0, y)",
+        {"n": 64},
+        "cpu/pointwise.h",
+    ),
     "branches": (BRANCHES, {"n": 64}, "cpu/pointwise.h"),
     "sums": (TRAINED.format(t="f32"), {"n": 64, "c": 32}, "cpu/tiled_sums.h"),
     "sums in bf16": (TRAINED.format(t="bf16"), {"n": 64, "c": 32}, "cpu/tiled_sums.h"),
@@ -68,7 +76,11 @@ CASES = {
         {"n": 2, "h": 10, "w": 10},
         "cpu/grouped_reduction.h",
     ),
-    "one long row": ("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", {"n": 1, "c": 4_000_000}, "cpu/split_reduction.h"),
+    "one long row": (
+        "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)",
+        {"n": 1, "c": 4_000_000},
+        "cpu/split_reduction.h",
+    ),
 }
 
 

@@ -186,7 +186,13 @@ def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
 
 
 def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
-    for skeleton in ("cuda/pointwise.cuh", "cuda/pointwise_scalar.cuh", "cuda/pointwise_unrolled.cuh", "cuda/tiled_sums.cuh", "cuda/inner_reduction.cuh"):
+    for skeleton in (
+        "cuda/pointwise.cuh",
+        "cuda/pointwise_scalar.cuh",
+        "cuda/pointwise_unrolled.cuh",
+        "cuda/tiled_sums.cuh",
+        "cuda/inner_reduction.cuh",
+    ):
         parts = prune_source._parts(skeleton)
         nameless = [p.text for p in parts if not p.names and not p.frame and p.text[0] != "#"]
         assert [t for t in nameless if not t.startswith(("static_assert", "using namespace"))] == []

@@ -1,4 +1,4 @@
-"""What a GPU may answer for f16 and bf16, on a CPU: kernels/cuda/fast_math.h with each instruction off by as much as it may be.
+"""What a GPU may answer for f16 and bf16, on a CPU: cuda/fast_math.h, each instruction off by as much as it may be.
 
 Many loops are compiled into one library; each kernel runs over arrays of one length, element by element. Subnormals are
 flushed by the CPU's own switch, as `-ftz=true` does: results of all f32 arithmetic, and for bf16 arguments too. (The
@@ -74,7 +74,9 @@ ERRORS: tuple[tuple[str, tuple[float, ...], int], ...] = (
 
 def names() -> set[str]:
     """The functions of og that og::fast has in its own form."""
-    text = "".join((kernel_folder() / f).read_text(encoding="utf-8") for f in ("cuda/fast_math.h", "cuda/fast_derivatives.h"))
+    text = "".join(
+        (kernel_folder() / f).read_text(encoding="utf-8") for f in ("cuda/fast_math.h", "cuda/fast_derivatives.h")
+    )
     return set(re.findall(r"^(?:template <class T> )?OG_FN (?:float|T) (\w+)\(", text, re.MULTILINE))
 
 

@@ -126,7 +126,7 @@ def _form_tables(
     )
     variants, launch = [], "launch<{}>"
     if form.row_rank:
-        launch = f"launch_rows<{{}}, {_bool(form.row_rank > 1)}>"
+        launch = f"launch_inner<{{}}, {_bool(form.row_rank > 1)}>"
     for kinds in form.kinds:
         code = functor_of(form, kinds)
         kernel = kernels.setdefault(code, f"kernel{len(kernels)}")
