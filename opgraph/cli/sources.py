@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from opgraph.codegen.kernel import KernelSource
+from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
+from opgraph.runtime import cuda_sources
 from opgraph.runtime.cpu_kernel import HostKernel
-from opgraph.runtime.cuda_sources import probable_sources
+from opgraph.schedule.schedule import CpuSchedule, Schedule
 
 
-def kernel_sources(partition: Partition, device: str = "cpu") -> list[KernelSource]:
-    """The kernels that dense arrays of the declared shapes need, in the order of their launches.
+def kernel_schedule(partition: Partition, device: str = "cpu") -> Schedule | None:
+    """The schedule that dense arrays of the declared shapes get; None where a number of dimensions is unknown.
 
-    None where a number of dimensions is unknown. The engine itself decides; where sizes that are not known make a
-    difference, a call may compile others.
+    The engine itself decides; where sizes that are not known make a difference, a call may get another one.
     """
     kernel = HostKernel(lower(partition), partition)
     dims = [t.dims for t in partition.input_ports]
     if device == "cuda":
-        return probable_sources(kernel.operands, dims)
-    source = kernel.probable_source(dims)
-    return [] if source is None else [source]
+        return cuda_sources.probable_schedule(kernel.operands, dims)
+    return kernel.probable_schedule(dims)
+
+
+def kernel_sources(partition: Partition, device: str = "cpu") -> list[KernelSource]:
+    """The kernels of this schedule, in the order of their launches."""
+    schedule = kernel_schedule(partition, device)
+    return [] if schedule is None else sources_of(schedule)
+
+
+def sources_of(schedule: Schedule) -> list[KernelSource]:
+    """The kernels of a schedule, in the order of their launches."""
+    return [host_source(schedule)] if isinstance(schedule, CpuSchedule) else cuda_sources.sources_of(schedule)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, overload
 
+from opgraph.ir.stage_log import is_on, log
 from opgraph.loops.layout import Layout
 from opgraph.loops.loop import Loop
 from opgraph.schedule import cpu, cuda, schedule
@@ -278,8 +279,19 @@ def choose_schedule(loop: Loop, layout: Layout, target: Cpu | Cuda, *, of_any_le
     for choose in _choosers("cpu" if isinstance(target, Cpu) else "cuda", of_any_length):
         found = choose(loop, layout, target)
         if found is not None:
+            if is_on("schedule"):
+                log("schedule", str(found), reason(found))
+            if is_on("loop") and found.loops() != [loop]:
+                log("loop", f"loop after {found.name}", "\n".join(map(str, found.loops())))
             return found
     raise AssertionError("the last function of each table always gives a schedule")
+
+
+def reason(schedule: Schedule) -> str:
+    """Why a schedule was chosen: when its row of the table applies, and the page that says why."""
+    rows = TABLE["cpu" if isinstance(schedule, CpuSchedule) else "cuda"]
+    row = next(row for row in rows if row.name == schedule.name)
+    return f"  when: {row.when}\n  why:  specs/decisions/{row.why}"
 
 
 @cache
