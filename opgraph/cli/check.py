@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from opgraph.cli.agreement import foreign_of, partition_graph, port_of, same_dtype_foreign
+from opgraph.cli.agreement import foreign_of, port_of, same_dtype_foreign
 from opgraph.cli.compare import Distance, distance, number, refuse_empty, whole_number
 from opgraph.cli.feeds import feeding_arguments, feeds_for
 from opgraph.cli.main import refuse_passed_over, usage
 from opgraph.cli.models import load_model
+from opgraph.cli.stages import first_wrong_stage
 from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import DeviceError, OpGraphError
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED, Partition
+from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED, Partition, graph_of
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.compiled import nobody_runs
 from opgraph.runtime.compiling import compile
@@ -59,6 +60,7 @@ class Row:
         kind: of the partition; "" for the whole model.
         off: how far the device is from float64.
         peer: how far NumPy is, with the same formulas in the same dtype on the same inputs.
+        stage: of the first tensor of a kernel that is wrong: the first stage that is.
     """
 
     where: str
@@ -67,6 +69,7 @@ class Row:
     tensor: LogicalTensor
     off: Distance
     peer: Distance
+    stage: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -119,6 +122,8 @@ def _check_devices(args: argparse.Namespace) -> int:
         bad = bad or next(((device, row) for row in wrong), None)
     if bad is not None:
         device, row = bad
+        if row.stage:
+            console().print(f"first wrong stage: {row.stage}")
         raise OpGraphError(
             f"the first tensor that differs on {device} is {printable(row.tensor.label, 80)}: {row.told[0]} from "
             f"float64, the same formulas in NumPy {row.told[1]}",
@@ -146,15 +151,21 @@ def _partition_rows(
         step(f"running partition {part.id + 1} of {len(partitions)} on {engine}")
         if not all(isinstance(truth[t.id], np.ndarray) for t in part.input_ports):
             continue  # a sequence, whose dtype no graph tells: the whole model's run covers it
-        alone = partition_graph(part)
+        alone = graph_of(part)
         feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
         exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
         peer = _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
         made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
         ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
         for tensor, array, want, other in zip(part.output_ports, made, exact, peer, strict=True):
-            if tensor.dtype in dtypes.BY_NAME:
-                rows.append(_row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other)))
+            if tensor.dtype not in dtypes.BY_NAME:
+                continue
+            row = _row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other))
+            if part.kind == FUSED and not row.agrees and all(before.agrees for before in rows):
+                step(f"running each stage of partition {part.id + 1}")
+                stage = first_wrong_stage(part, feeds, truth, exact, peer, device=engine.kind)
+                row = replace(row, stage=stage)
+            rows.append(row)
     return rows
 
 

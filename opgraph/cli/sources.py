@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from opgraph.codegen.kernel import KernelSource, host_source
+from opgraph.ir.logical_tensor import Dims
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
 from opgraph.runtime import cuda_sources
@@ -10,13 +13,18 @@ from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.schedule.schedule import CpuSchedule, Schedule
 
 
-def kernel_schedule(partition: Partition, device: str = "cpu") -> Schedule | None:
-    """The schedule that dense arrays of the declared shapes get; None where a number of dimensions is unknown.
+def kernel_schedule(
+    partition: Partition, device: str = "cpu", shapes: Sequence[Dims] | None = None
+) -> Schedule | None:
+    """The schedule that dense arrays get; None where a number of dimensions is unknown.
 
     The engine itself decides; where sizes that are not known make a difference, a call may get another one.
+
+    Args:
+        shapes: of the partition's inputs; the declared ones where left out.
     """
     kernel = HostKernel(lower(partition), partition)
-    dims = [t.dims for t in partition.input_ports]
+    dims = [t.dims for t in partition.input_ports] if shapes is None else shapes
     if device == "cuda":
         return cuda_sources.probable_schedule(kernel.operands, dims)
     return kernel.probable_schedule(dims)
