@@ -15,9 +15,10 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.op import Op
 from opgraph.loops.axis_splits import cut_shapes, spread
 from opgraph.loops.interpret import interpret
-from opgraph.loops.loop import Loop
+from opgraph.loops.loop import Load, Loop
 from opgraph.loops.lower import Lowered, changed, lowerings
 from opgraph.loops.steps import steps_of
+from opgraph.ops.conversion import cast
 from opgraph.partition.partition import Partition, graph_of
 from opgraph.runtime.reference import by_reference
 from opgraph.schedule.schedule import LoopFission
@@ -69,7 +70,7 @@ def first_wrong_stage(
     def is_wrong(values: Arrays, right: Arrays) -> bool:
         for tensor, value, want, other in zip(part.output_ports, values, right, peer, strict=True):
             if tensor.dtype in dtypes.BY_NAME:
-                found = distance(value.reshape(np.shape(want)), want, tensor.dtype)
+                found = distance(cast(value, tensor.dtype).reshape(np.shape(want)), want, tensor.dtype)
                 if not found.is_within(distance(np.asarray(other), want, tensor.dtype)):
                     return True
         return False
@@ -119,13 +120,18 @@ def _by_ops(part: Partition, lowered: Lowered, inputs: Mapping[int, np.ndarray])
 
     Such an op may be about pieces of axes (`opgraph.partition.reshape_fusion`): its inputs have the loop's axes.
     """
-    values = {**{t.id: opdef.array_of(t) for t in part.constants}, **inputs}
-    cut = _cut(lowered.loop, _loads(lowered, inputs))
-    values.update((t.id, array) for t, array in zip(lowered.loads, cut) if t is not None and array is not None)
+    steps, loop = steps_of(part, part.unit_matches), lowered.loop
+    known = {t.id for t in lowered.loads if t is not None}
+    others = [t for t in (*part.input_ports, *part.constants) if t.id not in known]  # that no value of the loop needs
+    loads = [Load(name="", dtype=t.dtype, cut=part.rows.cuts.get(t.id, ())) for t in others]
+    whole = replace(lowered, loop=replace(loop, loads=(*loop.loads, *loads)), loads=(*lowered.loads, *others))
+    values = {t.id: opdef.array_of(t) for step in steps for t in step.inputs if t.is_constant}
+    cut = _cut(whole.loop, _loads(whole, inputs))
+    values.update((t.id, array) for t, array in zip(whole.loads, cut) if t is not None and array is not None)
     for id, array in values.items():
         if array.dtype in [dtypes.get(name).numpy for name in dtypes.FLOATS]:
             values[id] = array.astype(np.float64)
-    for step in steps_of(part, part.unit_matches):
+    for step in steps:
         op = Op.locked(0, step.kind, step.inputs, (step.output,), "", step.attrs)
         working = "f64" if step.output.dtype in dtypes.FLOATS else step.output.dtype
         with np.errstate(all="ignore"):
