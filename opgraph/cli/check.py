@@ -146,7 +146,7 @@ def _partition_rows(
     partitions: Sequence[Partition], engine: Engine, truth: Mapping[int, np.ndarray], step: Step
 ) -> list[Row]:
     """Runs each partition by itself, on true inputs rounded to their dtypes, so that no error is passed on."""
-    rows = []
+    rows: list[Row] = []
     for part in partitions:
         step(f"running partition {part.id + 1} of {len(partitions)} on {engine}")
         if not all(isinstance(truth[t.id], np.ndarray) for t in part.input_ports):
@@ -155,7 +155,8 @@ def _partition_rows(
         feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
         exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
         peer = _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
-        made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
+        run = compile(alone, engine)
+        made = _all_outputs(alone, run({t: _on(engine, a) for t, a in feeds.items()}))
         ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
         for tensor, array, want, other in zip(part.output_ports, made, exact, peer, strict=True):
             if tensor.dtype not in dtypes.BY_NAME:
@@ -163,7 +164,7 @@ def _partition_rows(
             row = _row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other))
             if part.kind == FUSED and not row.agrees and all(before.agrees for before in rows):
                 step(f"running each stage of partition {part.id + 1}")
-                stage = first_wrong_stage(part, feeds, truth, exact, peer, device=engine.kind)
+                stage = first_wrong_stage(part, feeds, truth, exact, peer, device=engine.kind, runs_in=run.engines[0])
                 row = replace(row, stage=stage)
             rows.append(row)
     return rows

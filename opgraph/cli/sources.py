@@ -13,9 +13,7 @@ from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.schedule.schedule import CpuSchedule, Schedule
 
 
-def kernel_schedule(
-    partition: Partition, device: str = "cpu", shapes: Sequence[Dims] | None = None
-) -> Schedule | None:
+def kernel_schedule(partition: Partition, device: str = "cpu", shapes: Sequence[Dims] | None = None) -> Schedule | None:
     """The schedule that dense arrays get; None where a number of dimensions is unknown.
 
     The engine itself decides; where sizes that are not known make a difference, a call may get another one.

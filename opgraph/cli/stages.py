@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from opgraph.loops.steps import steps_of
 from opgraph.ops.conversion import cast
 from opgraph.partition.partition import Partition, graph_of
 from opgraph.runtime.reference import by_reference
+from opgraph.runtime.runner import GENERATED
 from opgraph.schedule.schedule import LoopFission
 from opgraph.schedule.table import reason, rewritten_loops
 
@@ -55,6 +57,7 @@ def first_wrong_stage(
     peer: Arrays,
     *,
     device: str,
+    runs_in: str,
 ) -> str:
     """The first stage of a fused partition whose value is wrong, where its kernel is known to be.
 
@@ -65,6 +68,7 @@ def first_wrong_stage(
         truth: the values of the whole graph in float64, by tensor id.
         exact, peer: the partition's outputs for `inputs` by the reference, in float64 and in their own dtypes.
         device: "cpu" or "cuda".
+        runs_in: what ran it: GENERATED, or the library that runs loops where there is no compiler.
     """
 
     def is_wrong(values: Arrays, right: Arrays) -> bool:
@@ -84,8 +88,8 @@ def first_wrong_stage(
         except (OpGraphError, ValueError) as error:  # shapes that do not fit together
             return f"{name} ({str(error).splitlines()[0]})"
     schedule = kernel_schedule(part, device, [inputs[t.id].shape for t in part.input_ports])
-    if schedule is None:
-        return "kernel"
+    if runs_in != GENERATED or schedule is None:
+        return f"the loop's statements in {runs_in}"
     return f"kernel {', '.join(source.entry for source in sources_of(schedule))} ({schedule.name})"
 
 
@@ -95,13 +99,12 @@ def _values(
     """The name of each stage between the partition and its kernels, and what gives its outputs."""
     made = changed(lowerings(part))
     lowered = made[0][1]
-    yield "ops of the partition: units and decompositions", lambda: _by_ops(part, lowered, inputs)
+    yield "ops of the partition: units and decompositions", partial(_by_ops, part, lowered, inputs)
     for name, lowered in made:
-        loop = lowered.loop
-        yield f"loop after {name}", lambda: interpret(loop, _loads(lowered, inputs))
+        yield f"loop after {name}", partial(interpret, lowered.loop, _loads(lowered, inputs))
     schedule = kernel_schedule(part, device, [inputs[t.id].shape for t in part.input_ports])
     if isinstance(schedule, LoopFission):
-        yield f"loop after {schedule.name}", lambda: _by_loops(schedule, _loads(lowered, inputs))
+        yield f"loop after {schedule.name}", partial(_by_loops, schedule, _loads(lowered, inputs))
 
 
 def _loads(lowered: Lowered, inputs: Mapping[int, np.ndarray]) -> list[np.ndarray | None]:

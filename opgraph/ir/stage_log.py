@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from opgraph.errors import InvalidArguments
-
 STAGES = ("partition", "loop", "schedule", "source", "run")
 VARIABLE = "OPGRAPH_DEBUG"
 
@@ -88,12 +86,11 @@ def _print_stages(names: str) -> None:
     chosen = [name for part in names.split(",") if (name := part.strip())]
     unknown = [name for name in chosen if name not in (*STAGES, "all")]
     if unknown:
-        error = InvalidArguments(
-            f"no stage is called {unknown[0]!r}",
-            where=f"the environment variable {VARIABLE}={names}",
-            fix=f"name some of {', '.join(STAGES)} with commas between them, or all",
+        warnings.warn(
+            f"the environment variable {VARIABLE} names a stage {unknown[0]!r}, which there is not. "
+            f"Name some of {', '.join(STAGES)} with commas between them, or all.",
+            stacklevel=2,
         )
-        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     for stage in STAGES:

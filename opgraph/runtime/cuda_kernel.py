@@ -274,9 +274,7 @@ class CudaKernel:
         grid = (-(-count // schedule.tile),)
         return (Launch(self._functions([source], shapes)[0], grid, tuple(args), cuda.passed(args), places),)
 
-    def _sum_launches(
-        self, schedule: Schedule, shapes: str
-    ) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
+    def _sum_launches(self, schedule: Schedule, shapes: str) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
         """The launches of a schedule with sums or rows, and the workspace that they share."""
         made = launches_of(schedule)
         functions = iter(self._functions(launched_sources(made), shapes))
