@@ -14,7 +14,7 @@ from opgraph.cli.compare import Distance, distance, number, refuse_empty, whole_
 from opgraph.cli.feeds import feeding_arguments, feeds_for
 from opgraph.cli.main import refuse_passed_over, usage
 from opgraph.cli.models import load_model
-from opgraph.cli.stages import first_wrong_stage
+from opgraph.cli.stages import first_wrong_stage, is_wrong
 from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import DeviceError, OpGraphError
 from opgraph.ir import dtypes
@@ -60,7 +60,7 @@ class Row:
         kind: of the partition; "" for the whole model.
         off: how far the device is from float64.
         peer: how far NumPy is, with the same formulas in the same dtype on the same inputs.
-        stage: of the first tensor of a kernel that is wrong: the first stage that is.
+        stage: of the first tensor that is wrong, where opgraph made it: the first stage that is.
     """
 
     where: str
@@ -122,8 +122,9 @@ def _check_devices(args: argparse.Namespace) -> int:
         bad = bad or next(((device, row) for row in wrong), None)
     if bad is not None:
         device, row = bad
-        if row.stage:
-            console().print(f"first wrong stage: {row.stage}")
+        stage = row.stage or ("" if row.kind else _wrong_between(cut, truth))
+        if stage:
+            console().print(f"first wrong stage: {stage}", soft_wrap=True)
         raise OpGraphError(
             f"the first tensor that differs on {device} is {printable(row.tensor.label, 80)}: {row.told[0]} from "
             f"float64, the same formulas in NumPy {row.told[1]}",
@@ -151,12 +152,8 @@ def _partition_rows(
         step(f"running partition {part.id + 1} of {len(partitions)} on {engine}")
         if not all(isinstance(truth[t.id], np.ndarray) for t in part.input_ports):
             continue  # a sequence, whose dtype no graph tells: the whole model's run covers it
-        alone = graph_of(part)
-        feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
-        exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
-        peer = _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
-        run = compile(alone, engine)
-        made = _all_outputs(alone, run({t: _on(engine, a) for t, a in feeds.items()}))
+        alone, feeds, exact, peer = _by_reference(part, truth)
+        made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
         ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
         for tensor, array, want, other in zip(part.output_ports, made, exact, peer, strict=True):
             if tensor.dtype not in dtypes.BY_NAME:
@@ -164,10 +161,29 @@ def _partition_rows(
             row = _row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other))
             if part.kind == FUSED and not row.agrees and all(before.agrees for before in rows):
                 step(f"running each stage of partition {part.id + 1}")
-                stage = first_wrong_stage(part, feeds, truth, exact, peer, device=engine.kind, runs_in=run.engines[0])
-                row = replace(row, stage=stage)
+                row = replace(row, stage=first_wrong_stage(part, feeds, exact, peer, engine.kind))
             rows.append(row)
     return rows
+
+
+def _by_reference(
+    part: Partition, truth: Mapping[int, np.ndarray]
+) -> tuple[Graph, dict[int, np.ndarray], list[Any], list[Any]]:
+    """A partition as a graph, its inputs, and its outputs by the reference in float64 and in their own dtypes."""
+    alone = graph_of(part)
+    feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
+    exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
+    return alone, feeds, exact, _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
+
+
+def _wrong_between(partitions: Sequence[Partition], truth: Mapping[int, np.ndarray]) -> str:
+    """The first wrong stage where the whole is wrong, and each partition by itself computes what its ops say."""
+    for part in partitions:
+        if all(isinstance(truth[t.id], np.ndarray) for t in (*part.input_ports, *part.output_ports)):
+            _, _, exact, peer = _by_reference(part, truth)
+            if is_wrong(part.output_ports, exact, [truth[t.id] for t in part.output_ports], peer):
+                return f"partition {part.id}: its ops are not the graph's"
+    return "run: each partition by itself is right, so look at what goes from one to the next"
 
 
 def _whole_rows(

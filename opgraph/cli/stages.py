@@ -13,6 +13,7 @@ from opgraph.cli.compare import distance
 from opgraph.cli.sources import kernel_schedule, sources_of
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes, opdef
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.loops.axis_splits import cut_shapes, spread
 from opgraph.loops.interpret import interpret
@@ -21,8 +22,8 @@ from opgraph.loops.lower import Lowered, changed, lowerings
 from opgraph.loops.steps import steps_of
 from opgraph.ops.conversion import cast
 from opgraph.partition.partition import Partition, graph_of
+from opgraph.runtime import cpu_compiler
 from opgraph.runtime.reference import by_reference
-from opgraph.runtime.runner import GENERATED
 from opgraph.schedule.schedule import LoopFission
 from opgraph.schedule.table import reason, rewritten_loops
 
@@ -50,47 +51,37 @@ def stage_texts(part: Partition, device: str) -> list[str]:
 
 
 def first_wrong_stage(
-    part: Partition,
-    inputs: Mapping[int, np.ndarray],
-    truth: Mapping[int, np.ndarray],
-    exact: Arrays,
-    peer: Arrays,
-    *,
-    device: str,
-    runs_in: str,
+    part: Partition, inputs: Mapping[int, np.ndarray], exact: Arrays, peer: Arrays, device: str
 ) -> str:
-    """The first stage of a fused partition whose value is wrong, where its kernel is known to be.
-
-    A value is wrong where it is not within the slack rule of the same formulas in NumPy.
+    """The first stage of a fused partition whose value is wrong, where that of the last one, its kernel, is.
 
     Args:
         inputs: by tensor id, in the dtypes of the partition's inputs.
-        truth: the values of the whole graph in float64, by tensor id.
         exact, peer: the partition's outputs for `inputs` by the reference, in float64 and in their own dtypes.
         device: "cpu" or "cuda".
-        runs_in: what ran it: GENERATED, or the library that runs loops where there is no compiler.
     """
-
-    def is_wrong(values: Arrays, right: Arrays) -> bool:
-        for tensor, value, want, other in zip(part.output_ports, values, right, peer, strict=True):
-            if tensor.dtype in dtypes.BY_NAME:
-                found = distance(cast(value, tensor.dtype).reshape(np.shape(want)), want, tensor.dtype)
-                if not found.is_within(distance(np.asarray(other), want, tensor.dtype)):
-                    return True
-        return False
-
-    if is_wrong(exact, [truth[t.id] for t in part.output_ports]):
-        return "partition"
     for name, values in _values(part, inputs, device):
         try:
-            if is_wrong(values(), exact):
+            if is_wrong(part.output_ports, values(), exact, peer):
                 return name
         except (OpGraphError, ValueError) as error:  # shapes that do not fit together
             return f"{name} ({str(error).splitlines()[0]})"
     schedule = kernel_schedule(part, device, [inputs[t.id].shape for t in part.input_ports])
-    if runs_in != GENERATED or schedule is None:
-        return f"the loop's statements in {runs_in}"
+    if device == "cpu" and not cpu_compiler.is_available():
+        return "the statements of the loop, which run one by one where there is no compiler"
+    if schedule is None:
+        return "kernel"
     return f"kernel {', '.join(source.entry for source in sources_of(schedule))} ({schedule.name})"
+
+
+def is_wrong(tensors: Sequence[LogicalTensor], values: Arrays, exact: Arrays, peer: Arrays) -> bool:
+    """Whether one of some tensors is farther from its value in float64 than the slack rule allows beside a peer."""
+    for tensor, value, want, other in zip(tensors, values, exact, peer, strict=True):
+        if tensor.dtype in dtypes.BY_NAME:
+            found = distance(cast(value, tensor.dtype).reshape(np.shape(want)), want, tensor.dtype)
+            if not found.is_within(distance(np.asarray(other), want, tensor.dtype)):
+                return True
+    return False
 
 
 def _values(
