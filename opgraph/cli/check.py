@@ -122,7 +122,7 @@ def _check_devices(args: argparse.Namespace) -> int:
         bad = bad or next(((device, row) for row in wrong), None)
     if bad is not None:
         device, row = bad
-        stage = row.stage or ("" if row.kind else _wrong_between(cut, truth))
+        stage = row.stage or ("" if row.kind else _wrong_between(graph, cut, feeds, truth))
         if stage:
             console().print(f"first wrong stage: {stage}", soft_wrap=True)
         raise OpGraphError(
@@ -176,12 +176,17 @@ def _by_reference(
     return alone, feeds, exact, _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
 
 
-def _wrong_between(partitions: Sequence[Partition], truth: Mapping[int, np.ndarray]) -> str:
+def _wrong_between(
+    graph: Graph, partitions: Sequence[Partition], feeds: Mapping[str, np.ndarray], truth: Mapping[int, np.ndarray]
+) -> str:
     """The first wrong stage where the whole is wrong, and each partition by itself computes what its ops say."""
+    peer: dict[int, np.ndarray] = {}
+    evaluate(graph, feeds, dtype=None, foreign=same_dtype_foreign, watch=lambda t, a: peer.update({t.id: a}))
     for part in partitions:
-        if all(isinstance(truth[t.id], np.ndarray) for t in (*part.input_ports, *part.output_ports)):
-            _, _, exact, peer = _by_reference(part, truth)
-            if is_wrong(part.output_ports, exact, [truth[t.id] for t in part.output_ports], peer):
+        ids = [t.id for t in part.output_ports]
+        if all(isinstance(truth[id], np.ndarray) for id in (*ids, *(t.id for t in part.input_ports))):
+            exact = _by_reference(part, truth)[2]
+            if is_wrong(part.output_ports, exact, [truth[id] for id in ids], [peer[id] for id in ids]):
                 return f"partition {part.id}: its ops are not the graph's"
     return "run: each partition by itself is right, so look at what goes from one to the next"
 

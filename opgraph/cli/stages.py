@@ -22,6 +22,7 @@ from opgraph.loops.lower import Lowered, changed, lowerings
 from opgraph.loops.steps import steps_of
 from opgraph.ops.conversion import cast
 from opgraph.partition.partition import Partition, graph_of
+from opgraph.partition.report import counted
 from opgraph.runtime import cpu_compiler
 from opgraph.runtime.reference import by_reference
 from opgraph.schedule.schedule import LoopFission
@@ -37,7 +38,8 @@ def stage_texts(part: Partition, device: str) -> list[str]:
         device: "cpu" or "cuda".
     """
     made = changed(lowerings(part))
-    texts = [f"{part!r}", str(graph_of(part))]
+    units = f"; units: {', '.join(part.units)}" if part.units else ""
+    texts = [f"partition {part.id}: {counted(len(part.ops), 'op')}{units}", str(graph_of(part))]
     for name, lowered in made:
         texts += [f"loop after {name}", str(lowered.loop)]
     schedule = kernel_schedule(part, device)

@@ -175,11 +175,11 @@ def graph_of(part: Partition) -> Graph:
     return graph.finalize()
 
 
-def log_partitions(partitions: Sequence[Partition], title: str) -> None:
-    """Logs the partitions of a graph."""
+def log_partitions(partitions: Sequence[Partition], how: str = "") -> None:
+    """Logs the partitions of a graph; `how` ends their titles."""
     if is_on("partition"):
         for part in partitions:
-            log("partition", f"{title} {part!r}", graph_of(part))
+            log("partition", f"{part!r}{how}", graph_of(part))
 
 
 def needed_for(partitions: Sequence[Partition], values: Iterable[int]) -> tuple[Partition, ...]:

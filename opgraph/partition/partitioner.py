@@ -92,7 +92,7 @@ def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], side_by_side:
     cluster, splits = split(info, [info.clusters.find(node) for node in range(len(cutter.nodes.ops))], units)
     partitions = _in_order(graph, info, cluster, units)
     verify_partitions(graph, partitions, side_by_side=side_by_side)
-    log_partitions(partitions, "cut out:")
+    log_partitions(partitions)
     return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*info.told(), *splits))
 
 

@@ -231,5 +231,5 @@ def regrouped(
         kind, provider = nodes[c].kind, nodes[c].provider
         forms = rows.get(ops[0].id, NO_ROWS) if kind == FUSED else NO_ROWS
         made.append(make_partition(graph, outputs, len(made), kind, ops, units.get(c, ()), provider, forms))
-    log_partitions(made, "regrouped:")
+    log_partitions(made, ", regrouped beside a library")
     return Wiring(partitions=tuple(made), first=sum(nodes[c].is_static for c in order), reasons=reasons)
