@@ -71,6 +71,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     [
         ("show swiglu.txt --text --draw a.svg", "--draw"),
         ("show swiglu.txt --text --source", "--source"),
+        ("show swiglu.txt --text --stages", "--stages"),
         ("show swiglu.txt --text --all", "--all"),
         ("show swiglu.txt --device cuda", "--device"),
         ("check swiglu.txt --ort-library a.so", "--ort-library"),
