@@ -18,7 +18,7 @@ from opgraph.cli.sources import kernel_sources
 from opgraph.cli.stages import first_wrong_stage
 from opgraph.codegen.kernel import KernelSource
 from opgraph.ir.op import Op
-from opgraph.loops import lower
+from opgraph.loops import hoist_factors, lower
 from opgraph.loops.hoist_factors import without_row_factors
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
@@ -311,3 +311,31 @@ def test_what_loop_fission_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert right.startswith("kernel og_") and right.endswith("(loop fission)")
     monkeypatch.setattr(cuda, "row_values", values)
     assert stages_of(graph, arrays(graph), "cuda") == ["loop after loop fission"]
+
+
+def blocks_of(page: Path, section: str) -> list[str]:
+    """The blocks of code in a section of a page."""
+    text = page.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
+    return [block.partition("\n")[2] for block in text.split("```")[1::2]]
+
+
+def test_the_example_in_contributing_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the names of kernels and the tables before."""
+    source = Path(hoist_factors.__file__).read_text()
+    difference, graph, checked, shown = blocks_of(Path(__file__).parents[2] / "CONTRIBUTING.md", "A wrong result")
+    old, new = (line[1:] for line in difference.splitlines())
+    assert source.count(old) == 1
+    names: dict[str, Any] = {"__name__": hoist_factors.__name__}
+    exec(source.replace(old, new), names)
+    monkeypatch.setitem(lower.REWRITINGS, "hoist_factors", names["without_row_factors"])  # type: ignore[arg-type]
+    model = tmp_path / "scaled_max.txt"
+    model.write_text(graph)
+    assert main(["check", str(model), "--device", "cpu"]) == 1
+    told = capsys.readouterr()
+    assert "first wrong stage: loop after hoist_factors" in checked.splitlines()
+    assert f"{told.out}{told.err}".endswith(checked)
+    assert main(["show", str(model), "--stages"]) == 0
+    kept = [line for line in shown.splitlines() if not line.startswith("kernel")]
+    assert capsys.readouterr().out.splitlines()[-1 - len(kept) : -1] == kept
