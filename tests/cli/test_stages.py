@@ -45,6 +45,12 @@ FISSION = (
     "  s = SumTo(p, w)"
 )
 
+#: The same with an operand that lacks the axis of a row.
+FISSION_OF_ROWS = (
+    "graph(x: f32[300,2000], r: f32[300], w: f32[300,1]) -> (y, s)\n  y = SoftMax(x, axis=-1)\n"
+    "  q = Unsqueeze(r, axes=[1])\n  p = Multiply(y, q)\n  s = SumTo(p, w)"
+)
+
 
 def show(model: Path, text: str, capsys: pytest.CaptureFixture[str], device: str = "cpu") -> list[str]:
     """The lines of `show --stages` behind its tables."""
@@ -138,11 +144,12 @@ def with_kind(loop: Loop, old: str, new: str) -> Loop:
 
 
 def wrong_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a loop that is rewritten afterwards."""
     honest = lower._lowered
 
     def lowered(*args: Any) -> Lowered:
         made = honest(*args)
-        return replace(made, loop=with_kind(made.loop, "Multiply", "Add"))
+        return replace(made, loop=with_kind(made.loop, "ReduceMean", "ReduceSum"))
 
     monkeypatch.setattr(lower, "_lowered", lowered)
 
@@ -298,7 +305,8 @@ def test_every_stage_before_the_kernel_is_right_where_the_kernel_is(device: str)
         assert all(stage.startswith("kernel og_") for stage in stages_of(graph, feeds, device))
 
 
-def test_what_loop_fission_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("text", [FISSION, FISSION_OF_ROWS], ids=["elements", "rows"])
+def test_what_loop_fission_makes_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs no GPU: the loops that were one run in NumPy."""
     honest = cuda.row_values
 
@@ -306,7 +314,7 @@ def test_what_loop_fission_makes_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         made, (adding, layout) = honest(*args)
         return made, (with_kind(adding, "Multiply", "Add"), layout)
 
-    graph = og.parse(FISSION).finalize()
+    graph = og.parse(text).finalize()
     (right,) = stages_of(graph, arrays(graph), "cuda")
     assert right.startswith("kernel og_") and right.endswith("(loop fission)")
     monkeypatch.setattr(cuda, "row_values", values)
