@@ -15,16 +15,16 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 STAGES = ("partition", "loop", "schedule", "source", "run")
 VARIABLE = "OPGRAPH_DEBUG"
 
 
 def is_on(stage: str) -> bool:
-    """Whether anybody reads the records of a stage."""
+    """Whether the records of a stage are read."""
     if "logging" not in sys.modules:  # nothing has set a level or a handler, and to import it takes 4 ms
         return False
     import logging
@@ -65,18 +65,22 @@ class Logged:
         return self.function(*args)
 
 
-def logged(function: Any, title: str, threads: Callable[..., str]) -> Any:
-    """An entry point as a plan holds it: as it is, or `Logged` where calls are logged when the plan is made.
+#: The shapes of the inputs and of the results of a call.
+Shapes: TypeAlias = tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]
 
-    So a call costs the same as ever where they are not. Native loops over several kernels take no `Logged`: whoever has
-    one launches the kernels from Python.
+
+def logged(function: Any, name: str, shapes: Shapes, threads: Callable[..., str]) -> Any:
+    """An entry point as a plan holds it: as it is, or a `Logged` where calls are logged when the plan is made.
+
+    So a call that is not logged costs nothing more. A native loop over several kernels cannot call a `Logged`: its
+    kernels are launched from Python then.
     """
-    return Logged(function, title, threads) if is_on("run") else function
+    return Logged(function, f"{name}: {shapes_text(shapes)}", threads) if is_on("run") else function
 
 
-def shapes_text(inputs: Any, results: Any) -> str:
+def shapes_text(shapes: Shapes) -> str:
     """As in: [8,100] [100] -> [8,100]."""
-    return " -> ".join(" ".join(f"[{','.join(map(str, shape))}]" for shape in shapes) for shapes in (inputs, results))
+    return " -> ".join(" ".join(f"[{','.join(map(str, shape))}]" for shape in some) for some in shapes)
 
 
 def _print_stages(names: str) -> None:

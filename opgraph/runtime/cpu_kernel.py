@@ -12,7 +12,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import Dims, row_major
-from opgraph.ir.stage_log import logged, shapes_text
+from opgraph.ir.stage_log import logged
 from opgraph.loops.layout import Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
@@ -241,7 +241,7 @@ class HostKernel:
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
         entry = self._entry(schedule, compiles=compiles) if layout.size else None
         if entry is not None:
-            entry = logged(entry, f"{entry.__name__}: {shapes_text(shapes, layout.results)}", _threads)
+            entry = logged(entry, entry.__name__, (shapes, layout.results), _threads)
         return Plan(
             entry=entry,
             layout=packed,

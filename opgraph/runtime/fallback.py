@@ -80,8 +80,8 @@ class InterpretedKernel:
             loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
             results = _owned(interpret(self.lowered.loop, loads, self._library()), loads)
         if is_on("run"):
-            shapes_made = [result.shape for result in results]
-            log("run", f"a loop, op by op in {self.runs_in}: {shapes_text(shapes, shapes_made)}")
+            made = [result.shape for result in results]
+            log("run", f"a loop, op by op in {self.runs_in}: {shapes_text((shapes, made))}")
         if outs is None:
             return results
         return [result if out is None else copied_into(out, result) for out, result in zip(outs, results, strict=True)]

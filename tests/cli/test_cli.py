@@ -303,7 +303,7 @@ def test_names_reach_the_terminal_without_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_model(tmp_path / "model.onnx", name=NASTY)
-    assert run("show", path) == 0
+    assert run("show", path, "--stages") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\u202e" not in out and "\\x1b[31m" in out
 

@@ -160,6 +160,17 @@ def test_a_fused_function_of_torch_logs_its_calls(log: Callable[[str], list[str]
         assert len(log("run")) == times and log("run")[-1].endswith(": [4,50] -> [4,50], 1 thread, from 0 to 200")
 
 
+def test_a_captured_model_logs_its_calls(log: Callable[[str], list[str]]) -> None:
+    """At the sizes that it was captured at, and at others."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.SiLU())
+    compiled = torch.compile(model, backend="opgraph")
+    for times, rows in enumerate((8, 8, 16, 24, 24), 1):
+        x = torch.randn(rows, 30)
+        assert torch.allclose(compiled(x), model(x), atol=1e-5)
+        assert len(log("run")) == times and f"[{rows},40]" in log("run")[-1]
+
+
 def test_calls_of_threads_at_once_are_all_logged(log: Callable[[str], list[str]]) -> None:
     f = og.compile(swish())
     feeds = array(f.graph)
