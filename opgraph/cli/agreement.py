@@ -15,7 +15,6 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.partition.partition import Partition
 from opgraph.runtime.foreign import check_onnx
 from opgraph.runtime.reference import evaluate
 
@@ -120,15 +119,6 @@ def foreign_of(graph: Graph) -> Any:
     from opgraph.runtime.providers.onnx_evaluator import reference_foreign
 
     return reference_foreign
-
-
-def partition_graph(part: Partition) -> Graph:
-    """A partition as a graph of its own; its inputs are bound by tensor id."""
-    graph = Graph(part.engine)
-    for op in part.ops:
-        graph.add_op(op)
-    graph.set_outputs(part.output_ports)
-    return graph.finalize()
 
 
 def same_dtype_foreign(op: Op, arrays: Sequence[np.ndarray]) -> list[Any]:

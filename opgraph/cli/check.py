@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from opgraph.cli.agreement import foreign_of, partition_graph, port_of, same_dtype_foreign
+from opgraph.cli.agreement import foreign_of, port_of, same_dtype_foreign
 from opgraph.cli.compare import Distance, distance, number, refuse_empty, whole_number
 from opgraph.cli.feeds import feeding_arguments, feeds_for
 from opgraph.cli.main import refuse_passed_over, usage
 from opgraph.cli.models import load_model
+from opgraph.cli.stages import first_wrong_stage, is_wrong
 from opgraph.cli.terminal import Step, console, printable, progress, table
 from opgraph.errors import DeviceError, OpGraphError
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED, Partition
+from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED, Partition, graph_of
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.compiled import nobody_runs
 from opgraph.runtime.compiling import compile
@@ -59,6 +60,7 @@ class Row:
         kind: of the partition; "" for the whole model.
         off: how far the device is from float64.
         peer: how far NumPy is, with the same formulas in the same dtype on the same inputs.
+        stage: of the first tensor that is wrong, where opgraph made it: the first stage that is.
     """
 
     where: str
@@ -67,6 +69,7 @@ class Row:
     tensor: LogicalTensor
     off: Distance
     peer: Distance
+    stage: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -119,6 +122,9 @@ def _check_devices(args: argparse.Namespace) -> int:
         bad = bad or next(((device, row) for row in wrong), None)
     if bad is not None:
         device, row = bad
+        stage = row.stage or ("" if row.kind else _wrong_between(graph, cut, feeds, truth))
+        if stage:
+            console().print(f"first wrong stage: {stage}", soft_wrap=True)
         raise OpGraphError(
             f"the first tensor that differs on {device} is {printable(row.tensor.label, 80)}: {row.told[0]} from "
             f"float64, the same formulas in NumPy {row.told[1]}",
@@ -141,21 +147,48 @@ def _partition_rows(
     partitions: Sequence[Partition], engine: Engine, truth: Mapping[int, np.ndarray], step: Step
 ) -> list[Row]:
     """Runs each partition by itself, on true inputs rounded to their dtypes, so that no error is passed on."""
-    rows = []
+    rows: list[Row] = []
     for part in partitions:
         step(f"running partition {part.id + 1} of {len(partitions)} on {engine}")
         if not all(isinstance(truth[t.id], np.ndarray) for t in part.input_ports):
             continue  # a sequence, whose dtype no graph tells: the whole model's run covers it
-        alone = partition_graph(part)
-        feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
-        exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
-        peer = _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
+        alone, feeds, exact, peer = _by_reference(part, truth)
         made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
         ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
         for tensor, array, want, other in zip(part.output_ports, made, exact, peer, strict=True):
-            if tensor.dtype in dtypes.BY_NAME:
-                rows.append(_row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other)))
+            if tensor.dtype not in dtypes.BY_NAME:
+                continue
+            row = _row(f"partition {part.id}", part.kind, ops, tensor, (_as_numpy(array), want, other))
+            if part.kind == FUSED and not row.agrees and all(before.agrees for before in rows):
+                step(f"running each stage of partition {part.id + 1}")
+                row = replace(row, stage=first_wrong_stage(part, feeds, exact, peer, engine.kind))
+            rows.append(row)
     return rows
+
+
+def _by_reference(
+    part: Partition, truth: Mapping[int, np.ndarray]
+) -> tuple[Graph, dict[int, np.ndarray], list[Any], list[Any]]:
+    """A partition as a graph, its inputs, and its outputs by the reference in float64 and in their own dtypes."""
+    alone = graph_of(part)
+    feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
+    exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
+    return alone, feeds, exact, _all_outputs(alone, evaluate(alone, feeds, dtype=None, foreign=same_dtype_foreign))
+
+
+def _wrong_between(
+    graph: Graph, partitions: Sequence[Partition], feeds: Mapping[str, np.ndarray], truth: Mapping[int, np.ndarray]
+) -> str:
+    """The first wrong stage where the whole is wrong, and each partition by itself computes what its ops say."""
+    peer: dict[int, np.ndarray] = {}
+    evaluate(graph, feeds, dtype=None, foreign=same_dtype_foreign, watch=lambda t, a: peer.update({t.id: a}))
+    for part in partitions:
+        ids = [t.id for t in part.output_ports]
+        if all(isinstance(truth[id], np.ndarray) for id in (*ids, *(t.id for t in part.input_ports))):
+            exact = _by_reference(part, truth)[2]
+            if is_wrong(part.output_ports, exact, [truth[id] for id in ids], [peer[id] for id in ids]):
+                return f"partition {part.id}: its ops are not the graph's"
+    return "run: each partition by itself is right, so look at what goes from one to the next"
 
 
 def _whole_rows(

@@ -12,6 +12,7 @@ from opgraph.cli.draw import draw
 from opgraph.cli.main import check_place, refuse_passed_over
 from opgraph.cli.models import load_model
 from opgraph.cli.sources import kernel_sources
+from opgraph.cli.stages import stage_texts
 from opgraph.cli.terminal import console, printable, progress, table
 from opgraph.ir.graph import Graph
 from opgraph.partition.partition import FUSED, LIBRARY, Partition
@@ -36,7 +37,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         choices=("part", "full"),
         help="print the kernel of every fused partition: the part that is its own, or the full text",
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="whose kernels --source prints (default: cpu)")
+    parser.add_argument(
+        "--stages",
+        action="store_true",
+        help="print each stage of every fused partition: its ops, its loops, the schedule and why, the kernel's name",
+    )
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="whose kernels --source and --stages print (default: cpu)"
+    )
     parser.add_argument("--draw", metavar="FILE", help="write a picture: FILE.svg or FILE.html")
     parser.add_argument("--text", action="store_true", help="print the graph's text form, and nothing else")
     parser.add_argument("--all", action="store_true", help=f"print tables whole, not just {MAX_ROWS} rows")
@@ -45,10 +53,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the command."""
     if args.text:
-        others = {"--source": args.source, "--device": args.device, "--draw": args.draw, "--all": args.all}
-        refuse_passed_over(others, "--text prints the text form, and nothing else")
-    if args.source is None:
-        refuse_passed_over({"--device": args.device}, "no kernel is printed", "give --source, or leave it out")
+        others = {"--source": args.source, "--stages": args.stages, "--device": args.device, "--draw": args.draw}
+        refuse_passed_over({**others, "--all": args.all}, "--text prints the text form, and nothing else")
+    if args.source is None and not args.stages:
+        fix = "give --source or --stages, or leave it out"
+        refuse_passed_over({"--device": args.device}, "no kernel is printed", fix)
     if args.draw:
         check_place(args.draw, "--draw", reads=(args.model,))
     with progress() as step:
@@ -70,10 +79,13 @@ def run(args: argparse.Namespace) -> int:
     _print_reasons(out, report, partitions, limit)
     for note in report.notes:
         out.print(f"note: {printable(note)}")
-    if args.source:
-        device = args.device or "cpu"
-        for part in partitions:
-            if part.kind == FUSED:
+    device = args.device or "cpu"
+    for part in partitions:
+        if part.kind == FUSED:
+            if args.stages:
+                out.print()
+                print("\n".join(stage_texts(part, device)))
+            if args.source:
                 for source in kernel_sources(part, device):
                     out.print(f"\npartition {part.id}: {source.entry} ({device}), {source.schedule}")
                     print(source.code if args.source == "full" else source.functor)

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from opgraph.codegen.kernel import KernelSource
+from collections.abc import Sequence
+
+from opgraph.codegen.kernel import KernelSource, host_source
+from opgraph.ir.logical_tensor import Dims
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import Partition
+from opgraph.runtime import cuda_sources
 from opgraph.runtime.cpu_kernel import HostKernel
-from opgraph.runtime.cuda_sources import probable_sources
+from opgraph.schedule.schedule import CpuSchedule, Schedule
+
+
+def kernel_schedule(partition: Partition, device: str = "cpu", shapes: Sequence[Dims] | None = None) -> Schedule | None:
+    """The schedule that dense arrays get; None where a number of dimensions is unknown.
+
+    The engine itself decides; where sizes that are not known make a difference, a call may get another one.
+
+    Args:
+        shapes: of the partition's inputs; the declared ones where left out.
+    """
+    kernel = HostKernel(lower(partition), partition)
+    dims = [t.dims for t in partition.input_ports] if shapes is None else shapes
+    if device == "cuda":
+        return cuda_sources.probable_schedule(kernel.operands, dims)
+    return kernel.probable_schedule(dims)
 
 
 def kernel_sources(partition: Partition, device: str = "cpu") -> list[KernelSource]:
-    """The kernels that dense arrays of the declared shapes need, in the order of their launches.
+    """The kernels of this schedule, in the order of their launches."""
+    schedule = kernel_schedule(partition, device)
+    return [] if schedule is None else sources_of(schedule)
 
-    None where a number of dimensions is unknown. The engine itself decides; where sizes that are not known make a
-    difference, a call may compile others.
-    """
-    kernel = HostKernel(lower(partition), partition)
-    dims = [t.dims for t in partition.input_ports]
-    if device == "cuda":
-        return probable_sources(kernel.operands, dims)
-    source = kernel.probable_source(dims)
-    return [] if source is None else [source]
+
+def sources_of(schedule: Schedule) -> list[KernelSource]:
+    """The kernels of a schedule, in the order of their launches."""
+    return [host_source(schedule)] if isinstance(schedule, CpuSchedule) else cuda_sources.sources_of(schedule)

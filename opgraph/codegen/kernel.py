@@ -12,6 +12,7 @@ from opgraph.codegen.emitter import Functor
 from opgraph.codegen.prune_source import needed
 from opgraph.codegen.rows import emit_rows
 from opgraph.ir import dtypes
+from opgraph.ir.stage_log import log
 from opgraph.loops.layout import STRIDED
 from opgraph.schedule.cpu_body import Form
 from opgraph.schedule.cuda_tiles import BLOCK_SIZE
@@ -107,6 +108,7 @@ def text_of(functor: Functor, skeleton: str, entry_text: str) -> KernelSource:
     """A functor with its skeleton and its entry points, named ENTRY or beginning so."""
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
+    log("source", f"{entry}, behind kernels/{skeleton}", own)
     head = needed(skeleton, own) + "\n\n"
     first = head.count("\n")
     return KernelSource(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.stage_log import is_on, log
 from opgraph.loops.hoist_factors import without_row_factors
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
 from opgraph.loops.steps import Shapes, live_steps, steps_of, used_by_stores_only
@@ -18,6 +19,9 @@ from opgraph.partition.partition import Partition, RowForms
 ROUNDINGS = ("store", "each")
 #: Floats that are computed in f32, so that a value has more digits than its dtype holds until it is rounded.
 NARROW = ("f16", "bf16")
+#: What is done to a loop once it is there, in this order, by name: each function takes the loop and the names of the
+#: loads that stand for literals.
+REWRITINGS: Mapping[str, Callable[[Loop, Collection[str]], Loop]] = {"hoist_factors": without_row_factors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,33 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
     Each named unit becomes one statement of the op that means the same (x*sigmoid(x) a Swish): that is what makes it
     accurate where its parts are not. What nothing uses afterwards is left out.
     """
+    made = lowerings(partition, rounding=rounding, arguments=arguments)
+    if is_on("loop"):
+        for name, lowered in changed(made):
+            log("loop", f"partition {partition.id}: loop after {name}", lowered.loop)
+    return made[-1][1]
+
+
+def changed(made: Sequence[tuple[str, Lowered]]) -> list[tuple[str, Lowered]]:
+    """Of what `lowerings` gives, the loop after lowering, and after each rewriting that changed it."""
+    return [step for at, step in enumerate(made) if at == 0 or step[1].loop != made[at - 1][1].loop]
+
+
+def lowerings(
+    partition: Partition, *, rounding: str = "store", arguments: Collection[int] = ()
+) -> list[tuple[str, Lowered]]:
+    """As `lower`: the loop after lowering and after each rewriting, by the name of what made it."""
+    lowered = _lowered(partition, rounding, arguments)
+    operands = zip(lowered.loop.loads, lowered.loads)
+    numbers = {x.name for x, t in operands if t is not None and t.id in arguments}
+    made = [("lowering", lowered)]
+    for name, rewritten in REWRITINGS.items():
+        lowered = replace(lowered, loop=verify_loop(rewritten(lowered.loop, numbers)))
+        made.append((name, lowered))
+    return made
+
+
+def _lowered(partition: Partition, rounding: str, arguments: Collection[int]) -> Lowered:
     outputs = partition.output_ports
     units = partition.unit_matches if rounding == "store" else ()  # a unit has no values in between to round
     steps = steps_of(partition, units)
@@ -186,9 +217,8 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
         statements=tuple(statements.made.values()),
         stores=tuple(_store(t, values, sums, rows, operands) for t in outputs),
     )
-    numbers = {x.name for x, t in zip(loop.loads, operands.tensors) if t is not None and t.id in arguments}
     return Lowered(
-        loop=verify_loop(without_row_factors(loop, numbers)),
+        loop=loop,
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),

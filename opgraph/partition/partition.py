@@ -10,6 +10,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
+from opgraph.ir.stage_log import is_on, log
 from opgraph.partition.ports import needed_outside, read_from_outside
 from opgraph.partition.units import Unit
 
@@ -163,6 +164,22 @@ def make_partition(
         engine=graph.engine,
         rows=rows,
     )
+
+
+def graph_of(part: Partition) -> Graph:
+    """A partition as a graph of its own; its inputs are bound by tensor id."""
+    graph = Graph(part.engine)
+    for op in part.ops:
+        graph.add_op(op)
+    graph.set_outputs(part.output_ports)
+    return graph.finalize()
+
+
+def log_partitions(partitions: Sequence[Partition], how: str = "") -> None:
+    """Logs the partitions of a graph; `how` ends their titles."""
+    if is_on("partition"):
+        for part in partitions:
+            log("partition", f"{part!r}{how}", graph_of(part))
 
 
 def needed_for(partitions: Sequence[Partition], values: Iterable[int]) -> tuple[Partition, ...]:

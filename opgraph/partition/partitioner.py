@@ -21,7 +21,7 @@ from opgraph.ir.pause_gc import no_collector
 from opgraph.partition.axis_factors import cuts_of
 from opgraph.partition.cluster_info import ClusterInfo, Refusal
 from opgraph.partition.fuser import Cutter
-from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, make_partition
+from opgraph.partition.partition import FUSED, NO_ROWS, Partition, RowForms, log_partitions, make_partition
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.split import split
 from opgraph.partition.units import Rule, Unit
@@ -92,6 +92,7 @@ def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], side_by_side:
     cluster, splits = split(info, [info.clusters.find(node) for node in range(len(cutter.nodes.ops))], units)
     partitions = _in_order(graph, info, cluster, units)
     verify_partitions(graph, partitions, side_by_side=side_by_side)
+    log_partitions(partitions)
     return Partitioning(graph=graph, policy=policy, partitions=partitions, refusals=(*info.told(), *splits))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import Dims, row_major
+from opgraph.ir.stage_log import logged
 from opgraph.loops.layout import Layout
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import Lowered
@@ -73,16 +74,12 @@ class HostKernel:
 
     def prepare(self, dims: Sequence[Dims]) -> None:
         """Compiles the variant that dense arrays of these dimensions will need, as far as they are known."""
-        schedule = self._probable_schedule(dims)
+        schedule = self.probable_schedule(dims)
         if schedule is not None:
             self._entry(schedule)
 
-    def probable_source(self, dims: Sequence[Dims]) -> KernelSource | None:
-        """The kernel that `prepare` compiles; None where it compiles none."""
-        schedule = self._probable_schedule(dims)
-        return None if schedule is None else host_source(schedule)
-
-    def _probable_schedule(self, dims: Sequence[Dims]) -> CpuSchedule | None:
+    def probable_schedule(self, dims: Sequence[Dims]) -> CpuSchedule | None:
+        """The schedule of the kernel that `prepare` compiles; None where it compiles none."""
         layout = self.operands.probable_layout(dims)
         if layout is None or not layout.size:
             return None
@@ -242,8 +239,11 @@ class HostKernel:
         if schedule.boxes is not None:
             boxes, operands = schedule.boxes.count * schedule.stages, operands + 1
         packed = (ctypes.c_int64 * len(numbers))(*numbers)
+        entry = self._entry(schedule, compiles=compiles) if layout.size else None
+        if entry is not None:
+            entry = logged(entry, entry.__name__, (shapes, layout.results), _threads)
         return Plan(
-            entry=self._entry(schedule, compiles=compiles) if layout.size else None,
+            entry=entry,
             layout=packed,
             layout_address=ctypes.addressof(packed),
             pointers=ctypes.c_void_p * operands,
@@ -268,6 +268,10 @@ class HostKernel:
         entry = cpu_compiler.load(source, self.lowered.labels, flat=schedule.layout.variant.flat and not loop.row_axes)
         self._entries[schedule.key] = loop, entry
         return entry
+
+
+def _threads(base: Any, layout: Any, begin: int, end: int, threads: int, parallel: Any) -> str:
+    return f"{threads} threads" if threads > 1 else f"1 thread, from {begin} to {end}"
 
 
 def _element_strides(array: Array) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from opgraph.codegen.cuda_rows import launches as launches_of
 from opgraph.codegen.kernel import KernelSource, cuda_layout, cuda_source
 from opgraph.errors import InvalidShape
 from opgraph.ir.logical_tensor import Dims
+from opgraph.ir.stage_log import Shapes, logged
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
@@ -253,13 +254,14 @@ class CudaKernel:
         aligned = alignment(moving)
         packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
         schedule = choose_schedule(self.lowered.loop, layout, Cuda(aligned))
+        shapes = [a.shape for a in ins], layout.results
         if isinstance(schedule, CudaPointwise):
-            launches, work = self._pointwise_launches(schedule), _NO_WORK
+            launches, work = self._pointwise_launches(schedule, shapes), _NO_WORK
         else:
-            launches, work = self._sum_launches(schedule)
+            launches, work = self._sum_launches(schedule, shapes)
         return Plan(launches, fixed, brought, layout.results, work, cleared, keep, packs, aligned)
 
-    def _pointwise_launches(self, schedule: CudaPointwise) -> tuple[Launch, ...]:
+    def _pointwise_launches(self, schedule: CudaPointwise, shapes: Shapes) -> tuple[Launch, ...]:
         layout, source = schedule.layout, cuda_source(schedule)
         count = layout.size if layout.variant.flat else layout.size // schedule.vector
         args: list[Any] = [None] * len(layout.strides)
@@ -270,12 +272,12 @@ class CudaKernel:
             args += [struct_of(cuda_layout(schedule)), np.uint32(count) if schedule.narrow else count]
         places = tuple((i, i) for i in range(len(layout.strides)))
         grid = (-(-count // schedule.tile),)
-        return (Launch(self._functions([source])[0], grid, tuple(args), cuda.passed(args), places),)
+        return (Launch(self._functions([source], shapes)[0], grid, tuple(args), cuda.passed(args), places),)
 
-    def _sum_launches(self, schedule: Schedule) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
+    def _sum_launches(self, schedule: Schedule, shapes: Shapes) -> tuple[tuple[Launch, ...], tuple[int, np.dtype[Any]]]:
         """The launches of a schedule with sums or rows, and the workspace that they share."""
         made = launches_of(schedule)
-        functions = iter(self._functions(launched_sources(made)))
+        functions = iter(self._functions(launched_sources(made), shapes))
         launches = []
         for item in made:
             operands = tuple((i, place) for i, place in enumerate(item.places) if place is not None)
@@ -298,9 +300,14 @@ class CudaKernel:
             found = self._constants.setdefault(position, cuda_memory.uploaded(array))
         return found
 
-    def _functions(self, sources: Sequence[KernelSource]) -> list[Any]:
+    def _functions(self, sources: Sequence[KernelSource], shapes: Shapes = ((), ())) -> list[Any]:
         self.sources.update((source.entry, source) for source in sources)
-        return cuda.functions(sources, self.device, self.lowered.labels)
+        found = cuda.functions(sources, self.device, self.lowered.labels)
+        return [logged(f, s.entry, shapes, _threads) for f, s in zip(found, sources, strict=True)]
 
     def _targets(self, outs: Sequence[Any]) -> list[DeviceArray | None]:
         return [None if o is None else seen(o, self.device, "an output of a kernel") for o in outs]
+
+
+def _threads(grid: tuple[int], block: tuple[int], *_: Any) -> str:
+    return f"{grid[0]} blocks of {block[0]} threads"

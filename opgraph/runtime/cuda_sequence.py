@@ -1,7 +1,8 @@
 """Kernels of a GPU that run one after the other, launched by one call into native code.
 
 The native loop (kernels/cuda/kernel_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's
-functions. A machine without a C++ compiler launches the kernels one by one through CuPy.
+functions. A machine without a C++ compiler launches the kernels one by one through CuPy, and so does one that logs its
+calls.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.errors import DeviceError
+from opgraph.ir.stage_log import Logged
 from opgraph.runtime import cpu_compiler, cuda, cuda_memory
 from opgraph.runtime.cuda_plan import Plan
 from opgraph.runtime.device_array import RawStream
@@ -57,7 +59,8 @@ class CudaSequence:
         self._is_capturing = cuda.capture_query()
         self._native: Callable[[bytes], int] | None = None
         self.direct: tuple[Callable[[bytes], int], Callable[..., bytes]] | None = None
-        if cpu_compiler.is_available():
+        is_logged = any(isinstance(launch.function, Logged) for launch in self._kernels)
+        if cpu_compiler.is_available() and not is_logged:
             words = [max((len(launch.args) for launch in self._kernels), default=0)]
             for item in self.launches:
                 words += _program(item, workspace=count)

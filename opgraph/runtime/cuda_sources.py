@@ -11,11 +11,9 @@ from opgraph.codegen.cuda_rows import launches
 from opgraph.codegen.cuda_sums import SumLaunch
 from opgraph.codegen.kernel import KernelSource, cuda_source
 from opgraph.ir.logical_tensor import Dims
-from opgraph.loops.layout import Layout
-from opgraph.loops.loop import Loop
 from opgraph.runtime.operands import Operands
 from opgraph.schedule.cuda import Cuda
-from opgraph.schedule.schedule import CudaPointwise
+from opgraph.schedule.schedule import CudaPointwise, Schedule
 from opgraph.schedule.table import choose_schedule
 
 #: Guesses for sizes that are not known yet: kernels that serve both are taken to serve all.
@@ -27,11 +25,8 @@ def launched_sources(made: Sequence[SumLaunch]) -> list[KernelSource]:
     return [source for launch in made for source in (launch.source, launch.totals) if source is not None]
 
 
-def sources_of(loop: Loop, layout: Layout) -> list[KernelSource]:
-    """The kernels of a layout whose arrays lie at multiples of 16 bytes, in the order of their launches."""
-    if layout.size == 0:
-        return []
-    schedule = choose_schedule(loop, layout, Cuda())
+def sources_of(schedule: Schedule) -> list[KernelSource]:
+    """The kernels of a schedule, in the order of their launches."""
     return [cuda_source(schedule)] if isinstance(schedule, CudaPointwise) else launched_sources(launches(schedule))
 
 
@@ -44,11 +39,17 @@ def sources_ahead(operands: Operands, dims: Sequence[Dims]) -> list[KernelSource
     return found if [s.entry for s in found] == entries else []
 
 
-def probable_sources(operands: Operands, dims: Sequence[Dims]) -> list[KernelSource]:
-    """The same, with kernels for long axes where sizes that are not known decide."""
-    return sources_ahead(operands, dims) or _guessed(operands, dims, LONG)
+def probable_schedule(operands: Operands, dims: Sequence[Dims]) -> Schedule | None:
+    """The schedule of these kernels, with one for long axes where sizes that are not known decide."""
+    return _scheduled(operands, dims, SHORT if sources_ahead(operands, dims) else LONG)
 
 
 def _guessed(operands: Operands, dims: Sequence[Dims], low: int) -> list[KernelSource]:
+    schedule = _scheduled(operands, dims, low)
+    return [] if schedule is None else sources_of(schedule)
+
+
+def _scheduled(operands: Operands, dims: Sequence[Dims], low: int) -> Schedule | None:
+    """For arrays that lie at multiples of 16 bytes; None where they have no elements."""
     layout = operands.probable_layout(dims, low)
-    return [] if layout is None else sources_of(operands.loop, layout)
+    return choose_schedule(operands.loop, layout, Cuda()) if layout is not None and layout.size else None

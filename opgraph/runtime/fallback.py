@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from opgraph.ir.stage_log import is_on, log, shapes_text
 from opgraph.loops.interpret import NUMPY, Library, interpret
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
@@ -78,6 +79,9 @@ class InterpretedKernel:
         else:
             loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]
             results = _owned(interpret(self.lowered.loop, loads, self._library()), loads)
+        if is_on("run"):
+            made = [result.shape for result in results]
+            log("run", f"a loop, op by op in {self.runs_in}: {shapes_text((shapes, made))}")
         if outs is None:
             return results
         return [result if out is None else copied_into(out, result) for out, result in zip(outs, results, strict=True)]

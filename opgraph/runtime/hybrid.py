@@ -22,7 +22,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.clusters import Clusters
-from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, make_partition
+from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, log_partitions, make_partition
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
 from opgraph.runtime.constant_folding import ONNXRUNTIME, static_ops
@@ -231,4 +231,5 @@ def regrouped(
         kind, provider = nodes[c].kind, nodes[c].provider
         forms = rows.get(ops[0].id, NO_ROWS) if kind == FUSED else NO_ROWS
         made.append(make_partition(graph, outputs, len(made), kind, ops, units.get(c, ()), provider, forms))
+    log_partitions(made, ", regrouped beside a library")
     return Wiring(partitions=tuple(made), first=sum(nodes[c].is_static for c in order), reasons=reasons)

@@ -17,6 +17,7 @@ import numpy as np
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.sources import spliced
 from opgraph.errors import InvalidArguments
+from opgraph.ir.stage_log import Logged
 from opgraph.runtime import cpu_compiler, threads
 from opgraph.runtime.plan import Plan, Slots, launch
 
@@ -60,13 +61,16 @@ class KernelSequence:
             check_launch(item, wanted, count, f"kernel {number} of a sequence")
         self._work = max((item.plan.workspace for item in self.launches), default=0)
         self._size = max((item.plan.size for item in self.launches), default=0)
+        #: Where one thread does it all, `entry(pack(*addresses))` is a call, without any Python function; else None.
+        self.direct: tuple[Callable[[bytes], None], Callable[..., bytes]] | None = None
+        self._is_logged = any(isinstance(item.plan.entry, Logged) for item in self.launches)
+        if self._is_logged:
+            return
         words = _program(self.launches, slots, workspace=count)
         self._program = (ctypes.c_int64 * len(words))(*words)
         self._entry = native_entry("cpu/kernel_sequence.h", "og_sequence", None)
         pack = struct.Struct(f"{4 + count + (self._work > 0)}P").pack
         self._packed = partial(pack, ctypes.addressof(self._program), len(self.launches))
-        #: Where one thread does it all, `entry(pack(*addresses))` is a call, without any Python function; else None.
-        self.direct: tuple[Callable[[bytes], None], Callable[..., bytes]] | None = None
         if self._size < threads.SINGLE_THREADED and not self._work:
             self.direct = self._entry, partial(self._packed, 1, 0)
 
@@ -77,7 +81,7 @@ class KernelSequence:
             entry(pack(*addresses))
             return
         count, parallel = threads.team(self._size)
-        if parallel is None and count > 1:
+        if self._is_logged or (parallel is None and count > 1):
             self._one_by_one(addresses)
             return
         if self._work:
@@ -86,7 +90,7 @@ class KernelSequence:
         self._entry(self._packed(count, parallel or 0, *addresses))
 
     def _one_by_one(self, addresses: Sequence[int]) -> None:
-        """The same by threads of Python, where the process has no OpenMP."""
+        """The same from Python: by its threads where the process has no OpenMP, or where calls are logged."""
         for item in self.launches:
             base = item.plan.pointers()
             given = iter(item.operands)

@@ -25,6 +25,7 @@ class Plan:
     """What one combination of shapes and strides needs, worked out once.
 
     Attributes:
+        entry: the kernel's entry point, `Logged` where calls are logged.
         layout: what the entry point is told of it, and its address.
         pointers: the array type for the operands' addresses.
         size: elements of the space.

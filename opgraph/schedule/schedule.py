@@ -56,6 +56,10 @@ class Schedule:
         """The numbers of this schedule, in words."""
         return []
 
+    def loops(self) -> list[Loop]:
+        """What its kernels compute, one loop after the other."""
+        return [self.loop]
+
     def __str__(self) -> str:
         extents = " x ".join(map(str, self.layout.dims))
         rank = self.layout.row_rank
@@ -192,5 +196,12 @@ class LoopFission(Schedule):
 
     def details(self) -> list[str]:
         """See Schedule."""
+        return [f"({one})" for one in self._parts()]
+
+    def loops(self) -> list[Loop]:
+        """See Schedule."""
+        return [one.loop for one in self._parts()]
+
+    def _parts(self) -> list[Schedule]:
         made = [*([self.values] if self.values else []), *(part.schedule for part in self.sums)]
-        return [f"({one})" for one in [*made, *([self.rest.schedule] if self.rest else [])]]
+        return [*made, *([self.rest.schedule] if self.rest else [])]

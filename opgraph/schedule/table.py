@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, overload
 
+from opgraph.ir.stage_log import is_on, log
 from opgraph.loops.layout import Layout
 from opgraph.loops.loop import Loop
 from opgraph.schedule import cpu, cuda, schedule
 from opgraph.schedule.cpu import Cpu
 from opgraph.schedule.cuda import Cuda
-from opgraph.schedule.schedule import CpuSchedule, Schedule
+from opgraph.schedule.schedule import SPLIT_COLUMN_SUM, CpuSchedule, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,8 +279,28 @@ def choose_schedule(loop: Loop, layout: Layout, target: Cpu | Cuda, *, of_any_le
     for choose in _choosers("cpu" if isinstance(target, Cpu) else "cuda", of_any_length):
         found = choose(loop, layout, target)
         if found is not None:
+            if is_on("schedule"):
+                log("schedule", str(found), reason(found))
+            if is_on("loop") and (rewritten := rewritten_loops(found, loop)):
+                log("loop", f"loop after {found.name}", rewritten)
             return found
     raise AssertionError("the last function of each table always gives a schedule")
+
+
+def rewritten_loops(schedule: Schedule, loop: Loop) -> str:
+    """The text of the loops that a schedule runs in place of the loop that it was chosen for; "" where it runs that."""
+    loops = schedule.loops()
+    if loops == [loop]:
+        return ""
+    note = "\n  # its layout makes sums of stores" if schedule.name == SPLIT_COLUMN_SUM else ""
+    return "\n".join(map(str, loops)) + note
+
+
+def reason(schedule: Schedule) -> str:
+    """Why a schedule was chosen: when its row of the table applies, and the page that says why."""
+    rows = TABLE["cpu" if isinstance(schedule, CpuSchedule) else "cuda"]
+    row = next(row for row in rows if row.name == schedule.name)
+    return f"  when: {row.when}\n  why:  specs/decisions/{row.why}"
 
 
 @cache

@@ -71,6 +71,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     [
         ("show swiglu.txt --text --draw a.svg", "--draw"),
         ("show swiglu.txt --text --source", "--source"),
+        ("show swiglu.txt --text --stages", "--stages"),
         ("show swiglu.txt --text --all", "--all"),
         ("show swiglu.txt --device cuda", "--device"),
         ("check swiglu.txt --ort-library a.so", "--ort-library"),
@@ -302,7 +303,7 @@ def test_names_reach_the_terminal_without_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_model(tmp_path / "model.onnx", name=NASTY)
-    assert run("show", path) == 0
+    assert run("show", path, "--stages") == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\u202e" not in out and "\\x1b[31m" in out
 

@@ -193,7 +193,7 @@ def emitted(text: str) -> list[str]:
     ],
     ids=["Swish", "HardSwish", "Mish", "f32", "f32 is stored", "before a jump", "spelled", "no form of its own"],
 )
-def test_what_is_stored_in_16_bits_is_computed_briefly(text: str, functions: list[str]) -> None:
+def test_what_is_stored_in_16_bits_is_computed_with_reduced_precision(text: str, functions: list[str]) -> None:
     assert emitted(text) == functions
 
 

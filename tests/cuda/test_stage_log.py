@@ -1,0 +1,50 @@
+"""Each call of a CUDA kernel is logged, whichever way it is launched."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from cuda_calls import moved, random
+from emulator import FakeCupy
+from libcuda import FakeDriver
+
+import opgraph as og
+
+
+def entries(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage().partition(":")[0] for r in caplog.records if r.name == "opgraph.run"]
+
+
+def test_each_kernel_of_a_call_is_logged(cupy: FakeCupy, caplog: pytest.LogCaptureFixture) -> None:
+    """A sum in tiles is two kernels."""
+    caplog.set_level(logging.DEBUG, logger="opgraph.run")
+    f = og.compile(og.parse("graph(x: f32[300,40], w: f32[40]) -> (y)\n  y = SumTo(x, w)"), device="cuda")
+    data = random((300, 40), "f32")
+    x, w, out = moved(cupy, data), cupy.empty((40,), "f4"), cupy.empty((40,), "f4")
+    got = f(x=x, w=w)
+    assert entries(caplog) == list(f.kernels) and len(f.kernels) == 2
+    assert caplog.records[-1].getMessage().startswith(f"{list(f.kernels)[1]}: [300,40] [40] -> [40], ")
+    assert all(r.getMessage().endswith(" threads") and " blocks of " in r.getMessage() for r in caplog.records)
+    again = f.bind(x=x, w=w, out=out)
+    again()
+    again()
+    assert entries(caplog) == list(f.kernels) * 3
+    for found in (got, out):
+        np.testing.assert_allclose(found.host, data.astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_fused_function_of_torch_launches_from_python_where_calls_are_logged(
+    driver: FakeDriver, cupy: FakeCupy, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch = pytest.importorskip("torch")
+    import opgraph.torch as ogt
+
+    caplog.set_level(logging.DEBUG, logger="opgraph.run")
+    f, x = ogt.fuse(lambda x: x * torch.sigmoid(x)), torch.linspace(-4, 4, 512)
+    for times in range(1, 4):
+        cupy.launches.clear()
+        assert torch.allclose(f(x), x * torch.sigmoid(x), rtol=1e-5, atol=1e-6)
+        assert len(entries(caplog)) == times and len(cupy.launches) == 1
+    assert not driver.launches()  # by the native loop
