@@ -71,7 +71,8 @@ def test_the_wheel_holds_the_package_and_the_kernel_sources_and_nothing_else(whe
         entry_points = next(archive.read(n).decode() for n in names if n.endswith("entry_points.txt"))
     tops = {name.split("/")[0] for name in names}
     assert tops == {"opgraph", next(t for t in tops if t.endswith(".dist-info"))}
-    sources = {p.name for p in (ROOT / "kernels").iterdir() if p.is_file()}
+    kernels = ROOT / "kernels"
+    sources = {str(p.relative_to(kernels)) for p in kernels.rglob("*") if p.is_file()}
     assert {n.removeprefix("opgraph/_kernels/") for n in names if n.startswith("opgraph/_kernels/")} == sources
     modules = {str(p.relative_to(ROOT)) for p in (ROOT / "opgraph").rglob("*.py")}
     assert modules <= set(names) and "opgraph/py.typed" in names

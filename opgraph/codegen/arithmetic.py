@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from opgraph.codegen.sources import brief_functions
+from opgraph.codegen.sources import reduced_functions
 from opgraph.ir import dtypes
 from opgraph.ir.cxx import CxxCall
 from opgraph.loops.layout import Variant
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opgraph.codegen.shifts import Shifted
 
 #: Function -> the kind of its derivative. A kernel that has both of one argument computes what they share once: the
-#: function begins as the derivative does (kernels/derivatives.h).
+#: function begins as the derivative does (kernels/math/derivatives.h).
 _SLOPES = {"sigmoid": "SigmoidBackward", "swish": "SwishBackward", "tanh": "TanhBackward"}
 _PLAIN = {"use_dst": False, "alpha": 1.0}
 
@@ -31,7 +31,7 @@ class Arithmetic(Levels, ABC):
         depth: how many reductions each value waits for, one after the other.
         by_lanes: whether `apply` is a template over float and og::floats.
         interleaved: whether a value of a row is an array of one for each lane.
-        told_ends: whether functions that ask for it are told `ends` (kernels/lanes.h).
+        told_ends: whether functions that ask for it are told `ends` (kernels/math/lanes.h).
         shifted: results of exponentials that share their base, which is done where `told_ends`.
         exact: quotients that are 1 where an element is divided by itself.
         divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
@@ -105,7 +105,7 @@ class Arithmetic(Levels, ABC):
         if s.result in self.positive:
             ends = ("ends",) if self.told_ends else ()
             made = CxxCall(f"positive::{made.function}", (*made.arguments, *ends))
-        if s.result in self.approximate and (self.tier == "fast" or made.function in brief_functions()):
+        if s.result in self.approximate and (self.tier == "fast" or made.function in reduced_functions()):
             made = replace(made, function=made.function and f"{self.tier}::{made.function}")
         if made.arguments == (names[0],):
             made = replace(made, function=self._beside_slope(made.function, s.args[0]))
@@ -117,8 +117,8 @@ class Arithmetic(Levels, ABC):
 
     def _beside_slope(self, function: str, argument: Arg) -> str:
         """The form of a function that begins as its derivative does, where the loop has that; else itself."""
-        name = function.removeprefix("brief::")
-        own = name == function or f"{name}_beside_slope" in brief_functions()
+        name = function.removeprefix("reduced::")
+        own = name == function or f"{name}_beside_slope" in reduced_functions()
         return f"{function}_beside_slope" if own and (_SLOPES.get(name), argument) in self.sloped else function
 
     def row_divisors(self) -> list[str]:

@@ -1,9 +1,9 @@
 """Choices between two costly values on the CPU: each element goes to the side that it needs, instead of through both.
 
 Of `where(x > 0, f(x), g(x))` vector code computes f and g for every element. Packing the elements of a strip by the
-condition (kernels/branches.h) costs some instructions for each operand and result, and then each element meets one side
-only. That pays for any data, whichever side is taken how often, where either side by itself costs more than packing: so
-only then is it done.
+condition (kernels/cpu/branch_compaction.h) costs some instructions for each operand and result, and then each element
+meets one side only. That pays for any data, whichever side is taken how often, where either side by itself costs more
+than packing: so only then is it done.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.lanes import lanes_of, put_results, put_stored_lanes
+from opgraph.codegen.lanes import emit_results, emit_stored_lanes, lanes_of
 from opgraph.codegen.shifts import member
 from opgraph.loops.layout import ADDED, CONTIGUOUS
 from opgraph.loops.loop import Arg, Statement
 from opgraph.schedule.cpu_body import Branches
 
 
-def put_branches(emitter: Emitter, branches: Branches) -> None:
-    """Adds what kernels/branches.h asks for, instead of what does one element or 16.
+def emit_branches(emitter: Emitter, branches: Branches) -> None:
+    """Adds what kernels/cpu/branch_compaction.h asks for, instead of what does one element or 16.
 
     Operands and results are arrays by place. `fetch` reads operands, `condition` and `branch` compute, `finish` writes
     results and what elements add to the cells of their columns: for 16 floats, or for a strip where there are no lanes.
@@ -84,14 +84,14 @@ def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequen
 
 def _put_lanes(emitter: Emitter) -> None:
     put = emitter.put
-    put_results(emitter)
+    emit_results(emitter)
     put("  OG_FN void fetch(og::floats* x, og::i64 i, og::i64 n) const {")
     for k, x in enumerate(emitter.element_loads()):
         put(f"    x[{k}] = {lanes_of(x.name, emitter.kinds[x.name])};")
     put("  }")
     put(f"  OG_FN void finish(const og::floats* r, og::i64 i, og::i64 n{emitter.addends()}) const {{")
     kept = [k for k, i in enumerate(emitter.sums) if emitter.store_kinds[i] != ADDED]
-    put_stored_lanes(emitter, "r[{}]", kept)
+    emit_stored_lanes(emitter, "r[{}]", kept)
     put("  }")
 
 

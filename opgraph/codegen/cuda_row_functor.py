@@ -1,11 +1,11 @@
-"""Emitting a loop over rows for CUDA: as `opgraph.codegen.emit`, with passes. `kernels/rows.cuh` walks them."""
+"""Emits a loop over rows for CUDA, pass by pass, as `opgraph.codegen.emit` does (cuda/inner_reduction.cuh)."""
 
 from __future__ import annotations
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter, Functor
-from opgraph.codegen.reduction_finalize import put_totals
-from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
+from opgraph.codegen.reduction_finalize import emit_totals
+from opgraph.codegen.row_reductions import emit_finish, emit_reduced, emit_reduction_members
 from opgraph.loops.layout import RUN, STRIDED, Variant
 from opgraph.loops.loop import Load, Loop
 from opgraph.schedule.levels import CALL, PER_ROW
@@ -24,7 +24,7 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
     reads = RowReads(emitter)
     emitter.put("struct Fused {")
     emitter.members()
-    put_reduction_members(emitter, reads.held, {})
+    emit_reduction_members(emitter, reads.held, {})
     counts = [len(p.reductions) for p in reads.held]
     emitter.put(f"  static constexpr int terms = {max([*counts[:-1], counts[-1] + len(emitter.sums)])};")
     emitter.bind()
@@ -33,10 +33,10 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
     _put_packs(emitter, reads)
     _put_fetch(emitter, reads)
     _put_compute(emitter, reads)
-    put_reduced(emitter, reads.held, "const Addend* total, Addend count", "total[{}]")
-    put_finish(emitter)
+    emit_reduced(emitter, reads.held, "const Addend* total, Addend count", "total[{}]")
+    emit_finish(emitter)
     if emitter.sums:
-        put_totals(emitter)
+        emit_totals(emitter)
     return emitter.functor()
 
 

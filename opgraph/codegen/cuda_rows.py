@@ -43,7 +43,7 @@ def row_launches(schedule: CudaRows) -> list[SumLaunch]:
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     tiling = Tiling((*range(outer),), 0, (0, 0), 1, rows, length, chunk, length, tuple(parts), work)
     blocks, left = totals_words(layout, tiling) if sums else (0, ())
-    source = source_of(schedule, "rows.cuh", "\n".join(_entries(schedule, names)))
+    source = source_of(schedule, "cuda/inner_reduction.cuh", "\n".join(_entries(schedule, names)))
     packs = length // cut.vector
     words = [rows, chunk, length, packs, layout.dims[-1] // cut.vector, cut.pieces, -(-packs // cut.pieces)]
     words += [*(parts or [0]), *layout.dims, *(step for strides in layout.strides for step in strides)]

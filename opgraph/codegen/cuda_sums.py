@@ -7,7 +7,7 @@ from math import prod
 
 from opgraph.codegen.emitter import Emitter
 from opgraph.codegen.kernel import KernelSource, source_of, text_of
-from opgraph.codegen.reduction_finalize import put_totals
+from opgraph.codegen.reduction_finalize import emit_totals
 from opgraph.ir import dtypes
 from opgraph.loops.layout import KEPT, Layout
 from opgraph.schedule.cuda_tiles import BLOCK_SIZE, Tiling
@@ -73,7 +73,7 @@ def sum_launch(schedule: CudaSums) -> SumLaunch:
         f"  og::sum_tiles<Fused, {', '.join(chosen)}>(base, tiles, (Fused::Addend*)work);",
         "}",
     ]
-    source = source_of(schedule, "sums.cuh", "\n".join(first))
+    source = source_of(schedule, "cuda/tiled_sums.cuh", "\n".join(first))
     blocks, words = totals_words(layout, tiling)
     return SumLaunch(
         source=source,
@@ -97,8 +97,8 @@ def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
     """The second stage: a text of its own, which partitions with such sums share; both stages compile at once."""
     adding = Emitter(schedule.loop, schedule.layout.variant)
     adding.put("struct Fused {")
-    adding.put_sums()
-    put_totals(adding)
+    adding.emit_sums()
+    emit_totals(adding)
     results = [f"y{k}" for k in range(len(adding.sums))]
     entry = [
         f'extern "C" __global__ void __launch_bounds__({BLOCK_SIZE}) '
@@ -108,7 +108,7 @@ def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
         "  og::totals<Fused>(y, left, (const Fused::Addend*)work);",
         "}",
     ]
-    return replace(text_of(adding.functor(), "totals.cuh", "\n".join(entry)), schedule=schedule.name)
+    return replace(text_of(adding.functor(), "cuda/reduction_finalize.cuh", "\n".join(entry)), schedule=schedule.name)
 
 
 def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:

@@ -7,15 +7,15 @@ with the kind and position of the op that it came from.
 
 from __future__ import annotations
 
-from opgraph.codegen.branch_compaction import put_branches
+from opgraph.codegen.branch_compaction import emit_branches
 from opgraph.codegen.emitter import Emitter, Functor
-from opgraph.codegen.lanes import put_halves, put_lanes
-from opgraph.codegen.outlining import put_functions
-from opgraph.codegen.packs import put_packs
-from opgraph.codegen.partial_unroll import put_rolled
-from opgraph.codegen.reduction_finalize import put_totals
-from opgraph.codegen.shifts import put_shift_members, shift_lines, shifted_exponentials
-from opgraph.codegen.strip_mining import put_strips, row_starts
+from opgraph.codegen.lanes import emit_halves, emit_lanes
+from opgraph.codegen.outlining import emit_functions
+from opgraph.codegen.packs import emit_packs
+from opgraph.codegen.partial_unroll import emit_unrolled
+from opgraph.codegen.reduction_finalize import emit_totals
+from opgraph.codegen.shifts import emit_shift_members, shift_lines, shifted_exponentials
+from opgraph.codegen.strip_mining import emit_strips, row_starts
 from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED, Variant
 from opgraph.loops.loop import Loop
@@ -32,9 +32,9 @@ def emit_functor(
         packs: with `fetch` and `finish`, which move packs (CUDA); else with `lanes`, for 16 floats at a time, where all
             arithmetic is in f32, and `element`, which the CPU's compiler vectorises.
         rolled: with `group`, for a few elements of a pack at a time.
-        approximate: results of the statements that are computed by og::fast, on the CPU by og::brief.
+        approximate: results of the statements that are computed by og::fast, on the CPU by og::reduced.
     """
-    emitter = Emitter(loop, variant, approximate, "fast" if packs else "brief")
+    emitter = Emitter(loop, variant, approximate, "fast" if packs else "reduced")
     body = Body(Form.LOOP, by_lanes=False) if packs else body_of(emitter)
     emitter.by_lanes, branches = body.by_lanes, body.branches
     emitter.by_strips = body.form in (Form.STRIPS, Form.LANE_STRIPS)
@@ -42,35 +42,35 @@ def emit_functor(
         emitter.shifted |= shifted_exponentials(emitter, side.statements)
     emitter.put("struct Fused {")
     emitter.members()
-    put_shift_members(emitter)
+    emit_shift_members(emitter)
     emitter.bind(row_starts(emitter) if emitter.by_strips else ())
     emitter.hoisted("call", CALL, shift_lines(emitter, CALL))
     emitter.hoisted("row", PER_ROW, shift_lines(emitter, PER_ROW))
-    emitter.calls = put_functions(emitter) if packs else {}
+    emitter.calls = emit_functions(emitter) if packs else {}
     if emitter.by_strips:
-        put_strips(emitter)
+        emit_strips(emitter)
     elif branches:
-        put_branches(emitter, branches)
+        emit_branches(emitter, branches)
     else:
         emitter.apply()
         emitter.element()
     if emitter.sums:
-        put_totals(emitter)
+        emit_totals(emitter)
     if packs:
-        put_packs(emitter)
+        emit_packs(emitter)
         if rolled:
-            put_rolled(emitter)
+            emit_unrolled(emitter)
     else:
         _put_strided_bytes(emitter)
         if not branches and not emitter.by_strips:
-            put_halves(emitter)
+            emit_halves(emitter)
             if emitter.by_lanes:
-                put_lanes(emitter)
+                emit_lanes(emitter)
     return emitter.functor(body.form)
 
 
 def _put_strided_bytes(emitter: Emitter) -> None:
-    """Adds `strided_bytes`: the element size of operand k where kernels/host.h copies its elements together, else 0."""
+    """Adds `strided_bytes`: the element size of operand k where cpu/pointwise.h copies its elements at once, else 0."""
     if emitter.sums:
         return  # their skeleton walks boxes
     strided = [x for x in emitter.element_loads() if emitter.kinds[x.name] == STRIDED and not x.is_position]

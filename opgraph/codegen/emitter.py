@@ -69,7 +69,7 @@ class Emitter(Arithmetic):
         """Operands, and the values that leave the innermost loop."""
         self.put(f"  static constexpr int operands = {len(self.loop.loads) + len(self.loop.stores)};")
         if self.sums or self.loop.row_axes:
-            self.put_sums()
+            self.emit_sums()
             places = "".join(f"k == {k} ? {len(self.loop.loads) + i} : " for k, i in enumerate(self.sums))
             self.put(f"  static constexpr int sum_operand(int k) {{ return {places}-1; }}")
         for position, name, dtype, const in self.pointers():
@@ -82,7 +82,7 @@ class Emitter(Arithmetic):
                 declared = f"{compute_type(self.dtypes[name])} {self.identifier(name)}"
                 self.put(f"  alignas(64) {declared}[og::side];" if self.each_lane(level) else f"  {declared};")
 
-    def put_sums(self) -> None:
+    def emit_sums(self) -> None:
         """How many sums there are, of what, and which of them add up the innermost axis."""
         self.put(f"  static constexpr int sums = {len(self.sums)};")
         self.put(f"  using Addend = {self.addend()};")
@@ -198,10 +198,10 @@ class Emitter(Arithmetic):
         self.results([self.read(x) for x in self.element_loads()])
         for i, store in self.elementwise():
             self.put(f"    {self.stored(i, store)}")
-        self.put_addends()
+        self.emit_addends()
         self.put("  }")
 
-    def put_addends(self) -> None:
+    def emit_addends(self) -> None:
         """What an element adds to each sum."""
         for k, i in enumerate(self.sums):
             self.put(f"    s[{k} * og::strip] = r{i};")

@@ -40,24 +40,24 @@ from opgraph.schedule.schedule import (
 
 #: Of each schedule of the CPU: the file of `kernels/`, and the function there that walks the space.
 _HOST = {
-    POINTWISE: ("host.h", "launch<Fused>"),
-    POINTWISE_TILED: ("host_sums.h", "launch_boxes<og::Plain<Fused>>"),
-    TILED_SUM: ("host_sums.h", "launch_boxes<Fused>"),
-    SPLIT_COLUMN_SUM: ("host_sums.h", "launch_boxes<Fused>"),
-    INNER: ("host_rows.h", "launch_rows<Fused, {runs}>"),
-    PERSISTENT_INNER: ("host_at_once.h", "launch_at_once<Fused, {vectors}>"),
-    SPLIT_INNER: ("host_pieces.h", "launch_pieces<Fused>"),
-    TRANSPOSED_INNER: ("host_beside.h", "launch_beside<Fused>"),
-    OUTER: ("host_beside.h", "launch_beside<Fused>"),
-    SPLIT_OUTER: ("host_beside_pieces.h", "launch_beside_pieces<Fused>"),
-    GROUPED: ("host_groups.h", "launch_groups<Fused>"),
-    SPLIT_GROUPED: ("host_groups.h", "launch_groups<Fused>"),
+    POINTWISE: ("cpu/pointwise.h", "launch<Fused>"),
+    POINTWISE_TILED: ("cpu/tiled_sums.h", "launch_tiled<og::Plain<Fused>>"),
+    TILED_SUM: ("cpu/tiled_sums.h", "launch_tiled<Fused>"),
+    SPLIT_COLUMN_SUM: ("cpu/tiled_sums.h", "launch_tiled<Fused>"),
+    INNER: ("cpu/inner_reduction.h", "launch_inner<Fused, {runs}>"),
+    PERSISTENT_INNER: ("cpu/persistent_reduction.h", "launch_persistent<Fused, {vectors}>"),
+    SPLIT_INNER: ("cpu/split_reduction.h", "launch_split<Fused>"),
+    TRANSPOSED_INNER: ("cpu/outer_reduction.h", "launch_outer<Fused>"),
+    OUTER: ("cpu/outer_reduction.h", "launch_outer<Fused>"),
+    SPLIT_OUTER: ("cpu/split_outer_reduction.h", "launch_split_outer<Fused>"),
+    GROUPED: ("cpu/grouped_reduction.h", "launch_grouped<Fused>"),
+    SPLIT_GROUPED: ("cpu/grouped_reduction.h", "launch_grouped<Fused>"),
 }
 #: Of each schedule of CUDA that computes elements: the same.
 _CUDA = {
-    POINTWISE: ("pointwise.cuh", "{space}<Fused, {vector}, {unroll}>"),
-    POINTWISE_SCALAR: ("singles.cuh", "{space}_singles<Fused>"),
-    POINTWISE_UNROLLED: ("rolled.cuh", "{space}_rolled<Fused, {vector}, {unroll}, {group}>"),
+    POINTWISE: ("cuda/pointwise.cuh", "{space}<Fused, {vector}, {unroll}>"),
+    POINTWISE_SCALAR: ("cuda/pointwise_scalar.cuh", "{space}_scalar<Fused>"),
+    POINTWISE_UNROLLED: ("cuda/pointwise_unrolled.cuh", "{space}_unrolled<Fused, {vector}, {unroll}, {group}>"),
 }
 
 
@@ -134,7 +134,7 @@ def host_source(schedule: CpuSchedule) -> KernelSource:
         f"  og::{launch}(base, layout, begin, end, threads, parallel);\n"
         "}"
     )
-    addends = f", {fused}::Addend*" if skeleton == "host_sums.h" else ""
+    addends = f", {fused}::Addend*" if skeleton == "cpu/tiled_sums.h" else ""
     walk = (
         "#if defined(OG_FUNCTIONS)\n"
         f"template void og::Branches<{fused}>::walk(const {fused}, og::i64, og::i64{addends});\n"
@@ -160,7 +160,7 @@ def cuda_source(schedule: CudaPointwise, *, by_value: Collection[int] = ()) -> K
         params[i], places[i] = f"{dtypes.get(loop.loads[i].dtype).storage} {operands[i]}", f"(void*)&{operands[i]}"
     body = [f"  void* const base[] = {{{', '.join(places)}}};"]
     skeleton, how = _CUDA[schedule.name]
-    space = "flat" if layout.variant.flat else "rows" if schedule.name != POINTWISE_SCALAR else "row"
+    space = "flat" if layout.variant.flat else "rows"
     how = how.format(space=space, vector=schedule.vector, unroll=schedule.unroll, group=schedule.group)
     if layout.variant.flat:
         strided = [k == STRIDED for k in layout.variant.operands]
@@ -178,7 +178,7 @@ def cuda_source(schedule: CudaPointwise, *, by_value: Collection[int] = ()) -> K
 
 
 def cuda_layout(schedule: CudaPointwise) -> tuple[int, ...]:
-    """og::Layout of kernels/pointwise.cuh for rows, as 64-bit words."""
+    """og::Layout of kernels/cuda/pointwise.cuh for rows, as 64-bit words."""
     words, layout = [], schedule.layout
     for extent in (*layout.dims[:-1], layout.dims[-1] // schedule.vector):
         words += [extent, _magic(extent) if schedule.narrow else 0]

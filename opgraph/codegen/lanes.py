@@ -8,23 +8,23 @@ from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
 
-def put_lanes(emitter: Emitter) -> None:
-    """Adds `lanes`, which does n of the 16 elements from i on: see kernels/lanes.h.
+def emit_lanes(emitter: Emitter) -> None:
+    """Adds `lanes`, which does n of the 16 elements from i on: see kernels/math/lanes.h.
 
     What element i + j adds to sum k goes to s[k * og::strip + j], zeros for j >= n.
     """
     put = emitter.put
     put("#if OG_LANES")
     put("  static constexpr bool by_lanes = true;")
-    put_results(emitter)
-    put_aligned(emitter)
+    emit_results(emitter)
+    emit_aligned(emitter)
     put(f"  OG_FN void lanes(og::i64 i, og::i64 n{emitter.addends()}) const {{")
     args = [lanes_of(x.name, emitter.kinds[x.name]) for x in emitter.element_loads()]
     for i, store in enumerate(emitter.loop.stores):
         put(f"    {'og::bools' if store.dtype == 'boolean' else 'og::floats'} r{i};")
     results = [f"r{i}" for i in range(len(emitter.loop.stores))]
     put(f"    apply<og::floats>({', '.join([*args, *results])});")
-    put_stored_lanes(emitter, "r{}", range(len(emitter.sums)))
+    emit_stored_lanes(emitter, "r{}", range(len(emitter.sums)))
     put("  }")
     put("#endif")
 
@@ -36,22 +36,22 @@ def lanes_of(name: str, kind: str) -> str:
     return f"og::read_lanes({name} + i, n)"
 
 
-def put_results(emitter: Emitter) -> None:
-    """Adds `out`, which writes results, and what it is told by kernels/span.h."""
+def emit_results(emitter: Emitter) -> None:
+    """Adds `out`, which writes results, and what it is told by kernels/cpu/span.h."""
     size = " + ".join(f"sizeof(*y{i})" for i, _ in emitter.elementwise()) or "0"
     emitter.put("  og::Results out;")
     emitter.put(f"  static constexpr int loads = {len(emitter.loop.loads)};")
     emitter.put(f"  static constexpr og::i64 result_bytes = {size};")
 
 
-def put_aligned(emitter: Emitter) -> None:
+def emit_aligned(emitter: Emitter) -> None:
     """Adds `apart_from_line`: how many elements there are from i on to where a whole vector of a result begins."""
     along = (i for i, _ in emitter.elementwise() if emitter.store_kinds[i] != STRIDED)
     apart = next((f"og::apart_from_line(y{i} + i)" for i in along), "0")
     emitter.put(f"  OG_FN og::i64 apart_from_line(og::i64 i) const {{ return {apart}; }}")
 
 
-def put_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> None:
+def emit_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> None:
     """Adds the lines that write n of 16 elements from i on, and what they add to some sums.
 
     Args:
@@ -67,7 +67,7 @@ def put_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> Non
         emitter.put(f"    og::store_lanes(s + {k} * og::strip, {added}, og::lane_count);")
 
 
-def put_halves(emitter: Emitter) -> None:
+def emit_halves(emitter: Emitter) -> None:
     """Adds the conversion of contiguous f16 operands, a strip of elements at a time: GCC 12 vectorises it in no loop.
 
     `widen` makes f32 of the f16 operands, `staged` does element i of the row, j of the strip, on those and on the
@@ -89,7 +89,7 @@ def put_halves(emitter: Emitter) -> None:
     for i, store in emitter.elementwise():
         name = f"y{i}"
         put(f"    {room[name]}[j] = r{i};" if name in room else f"    {emitter.stored(i, store)}")
-    emitter.put_addends()
+    emitter.emit_addends()
     put("  }")
     put("  OG_FN void narrow(float (*room)[og::strip], og::i64 first, og::i64 n) const {")
     for name in stores:

@@ -151,7 +151,7 @@ class SharedCalls(Arithmetic):
         return f"a{len(self._given) - 1}"
 
 
-def put_functions(emitter: Emitter) -> dict[str, str]:
+def emit_functions(emitter: Emitter) -> dict[str, str]:
     """Adds the functions of a CUDA kernel that several costly statements share; returns the call for each of these."""
     if emitter.cost <= MAX_COST:
         return {}

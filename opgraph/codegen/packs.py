@@ -7,7 +7,7 @@ from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
 
-def put_packs(emitter: Emitter) -> None:
+def emit_packs(emitter: Emitter) -> None:
     """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
     put = emitter.put
     loads = emitter.element_loads()
@@ -24,7 +24,7 @@ def put_packs(emitter: Emitter) -> None:
             put(f"    in.{x.name} = og::gather_pack<V>({x.name}, i, {x.name}_step);")
     put("  }")
     put(f"  template <int V> OG_FN void finish(const Packs<V>& in, og::i64 i{emitter.addends()}) const {{")
-    put_applied(emitter, "V", "in.{}")
+    emit_applied(emitter, "V", "in.{}")
     for i, _ in emitter.elementwise():
         if emitter.store_kinds[i] == STRIDED:
             put(f"    og::scatter_pack<V>(y{i}, i, y{i}_step, r{i});")
@@ -33,7 +33,7 @@ def put_packs(emitter: Emitter) -> None:
     put("  }")
 
 
-def put_applied(emitter: Emitter, count: str, pack: str) -> None:
+def emit_applied(emitter: Emitter, count: str, pack: str) -> None:
     """Adds the arithmetic of `count` elements, those of i on.
 
     It leaves results in r0, r1, ..., and what sum k adds up from s[k * count] on.

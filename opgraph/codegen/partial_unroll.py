@@ -1,4 +1,6 @@
-"""Packs of kernels with much arithmetic on CUDA: the text has a few of their elements, in a loop (kernels/rolled.cuh).
+"""Packs of kernels with much arithmetic on CUDA: the text has a few of their elements, in a loop.
+
+`kernels/cuda/pointwise_unrolled.cuh` runs it.
 
 NVRTC takes some 60 us for a machine instruction, and the text of such a kernel would have 13 or 25 elements.
 """
@@ -7,11 +9,11 @@ from __future__ import annotations
 
 from opgraph.codegen.arithmetic import storage_type
 from opgraph.codegen.emitter import Emitter
-from opgraph.codegen.packs import put_applied
+from opgraph.codegen.packs import emit_applied
 from opgraph.loops.layout import STRIDED
 
 
-def put_rolled(emitter: Emitter) -> None:
+def emit_unrolled(emitter: Emitter) -> None:
     """`group`, the arithmetic of the next elements of a pack, and what moves results and packs of a last tile."""
     put = emitter.put
     loads = emitter.element_loads()
@@ -42,14 +44,14 @@ def put_rolled(emitter: Emitter) -> None:
         else:
             put(f"    og::store_whole<V>(y{i} + i, out.y{i}.pack());")
     put("  }")
-    put("  template <int V> OG_FN void put_some(const Made<V>& out, og::i64 i, int left) const {")
+    put("  template <int V> OG_FN void emit_some(const Made<V>& out, og::i64 i, int left) const {")
     for i, _ in stores:
         put(f"    og::store_some<V>({_at(f'y{i}', emitter.store_kinds[i])}, left, out.y{i}.pack());")
     put("  }")
     put(f"  template <int G, int V> OG_FN void group(Held<V>& in, Made<V>& out, og::i64 i{emitter.addends()}) const {{")
     for x in packed:
         put(f"    const auto {x.name}_now = in.{x.name}.template take<G>();")
-    put_applied(emitter, "G", "{}_now")
+    emit_applied(emitter, "G", "{}_now")
     for i, store in stores:
         put(f"    out.y{i}.give(og::stored<{storage_type(store.dtype)}>(r{i}));")
     put("  }")

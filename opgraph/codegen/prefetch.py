@@ -1,4 +1,4 @@
-"""What a loop over rows asks memory for before it needs it (kernels/row_lanes.h).
+"""What a loop over rows asks memory for before it needs it (kernels/cpu/row_lanes.h).
 
 A row is read from memory by its first pass and written by its last one, each of which waits for memory while the passes
 between find all of it in the cache. There the results of this row, and the next row, are asked for.
@@ -23,14 +23,14 @@ def asks_ahead(rows: Rows) -> bool:
     return len(rows.passes) > 1 and all(cost(p) <= _LITTLE for p in rows.passes)
 
 
-def put_next_members(rows: Rows) -> None:
+def emit_next_members(rows: Rows) -> None:
     """Adds whether memory is far, and how far it is to the next row of each operand that is asked for."""
     rows.emitter.put(f"  {'bool is_far;' if asks_ahead(rows) else 'static constexpr bool is_far = false;'}")
     for _, name in _awaited(rows):
         rows.emitter.put(f"  og::i64 {name}_next;")
 
 
-def put_nexts(rows: Rows) -> None:
+def emit_nexts(rows: Rows) -> None:
     """Adds `nexts`, which finds these."""
     rows.emitter.put("  OG_FN void nexts(const og::i64* step, og::i64 rank, og::i64 size) {")
     if asks_ahead(rows):
@@ -42,7 +42,7 @@ def put_nexts(rows: Rows) -> None:
     rows.emitter.put("  }")
 
 
-def put_ahead(rows: Rows) -> None:
+def emit_ahead(rows: Rows) -> None:
     """Adds `ahead`, by which the pass before the last asks for what belongs to element i."""
     rows.emitter.put("  template <int pass> OG_FN void ahead(og::i64 i) const {")
     if asks_ahead(rows):

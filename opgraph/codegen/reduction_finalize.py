@@ -6,7 +6,7 @@ from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 
 
-def put_totals(emitter: Emitter) -> None:
+def emit_totals(emitter: Emitter) -> None:
     """Adds `total` for each sum: element `at` of its result, which `count` elements add up to, where that counts.
 
     By number, known when it is compiled: where the text has all sums, a choice among them in each costs NVRTC a tenth

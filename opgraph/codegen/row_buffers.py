@@ -70,7 +70,7 @@ class Rows:
         return f"b_{name}" if self.place is None else f"y{self.place}"
 
 
-def put_buffers(rows: Rows) -> None:
+def emit_buffers(rows: Rows) -> None:
     """Adds where values are kept for a later pass."""
     put, kept = rows.emitter.put, rows.kept if rows.place is None else ()
     sizes = [compute_type(rows.emitter.dtypes[name]) for name in kept]

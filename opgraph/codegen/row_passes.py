@@ -1,17 +1,17 @@
-"""What an element of a row computes in each pass: one, or 16 at a time where all is in f32 (kernels/row_lanes.h)."""
+"""What an element of a row computes in each pass: one, or 16 at a time where all is in f32 (cpu/row_lanes.h)."""
 
 from __future__ import annotations
 
 from opgraph.codegen.emitter import index_text
-from opgraph.codegen.lanes import put_results
-from opgraph.codegen.prefetch import put_ahead
+from opgraph.codegen.lanes import emit_results
+from opgraph.codegen.prefetch import emit_ahead
 from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import RUN, STRIDED
 from opgraph.loops.loop import Load, Store
 from opgraph.schedule.reduction_passes import Pass
 
 
-def put_passes(rows: Rows) -> None:
+def emit_passes(rows: Rows) -> None:
     """Adds `element`: element i of the row, or n from there on.
 
     What they add to reduction k goes to s[k * apart]; the addends of sums follow.
@@ -22,9 +22,9 @@ def put_passes(rows: Rows) -> None:
         written = next((f"og::apart_from_line({name})" for name in rows.along()), "0")
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
         if not rows.is_persistent:
-            put_results(emitter)
+            emit_results(emitter)
         _put_nearness(rows)
-        put_ahead(rows)
+        emit_ahead(rows)
         count = ", class N = og::i64" if rows.is_persistent else ""  # or og::Some of a vector
         put(f"  template <int pass, bool keep, int apart, class F = float, bool near = false{count}>")
         put(f"  OG_FN void element(og::i64 i, F* s, {'N' if count else 'og::i64'} n = 1) const {{")
@@ -69,7 +69,7 @@ def _put_pass(rows: Rows, one: Pass, condition: str) -> None:
         put(f"      {text}  // {s.kind} #{s.tag}", s.tag)
     for name in one.kept:
         kept = rows.waiting(name)
-        text = f"og::put_elements({kept} + i, {name}, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}] = {name}"
+        text = f"og::emit_elements({kept} + i, {name}, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}] = {name}"
         put(f"      {text};")
     for k, s in enumerate(one.reductions):
         each = s.row.each.format(src=emitter.argument(s, 0))
@@ -102,7 +102,7 @@ def _given(rows: Rows, i: int, store: Store) -> str:
         return emitter.stored(i, store, rows.counter, value)
     place = f"y{i} + {index_text('i', f'y{i}', kind)}"
     if kind == STRIDED:
-        return f"og::put_elements({place}, y{i}_step, {value}, n);"
+        return f"og::emit_elements({place}, y{i}_step, {value}, n);"
     if rows.is_persistent or i == rows.place:
-        return f"og::put_elements({place}, {value}, n);"
-    return f"og::put_results(out, {place}, {value}, n);"
+        return f"og::emit_elements({place}, {value}, n);"
+    return f"og::emit_results(out, {place}, {value}, n);"

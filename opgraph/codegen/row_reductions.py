@@ -11,7 +11,7 @@ from opgraph.schedule.levels import PER_ROW
 from opgraph.schedule.reduction_passes import Pass
 
 
-def put_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mapping[str, str]) -> None:
+def emit_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mapping[str, str]) -> None:
     """Adds how many reductions each pass makes, and how; and the inverses of values of rows.
 
     Args:
@@ -31,7 +31,7 @@ def put_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mappin
         emitter.put(f"  og::Inverse {name}_inverse;")
 
 
-def put_reduced(emitter: Emitter, passes: Sequence[Pass], parameters: str, total: str, *, of: str = "") -> None:
+def emit_reduced(emitter: Emitter, passes: Sequence[Pass], parameters: str, total: str, *, of: str = "") -> None:
     """Adds `reduced`: what the reductions of a pass make of a row, and what follows from that for the row.
 
     Args:
@@ -74,7 +74,7 @@ def _total(emitter: Emitter, s: Statement, total: str) -> str:
     return f"og::round_{s.dtype}({narrow})" if s.rounds else narrow
 
 
-def put_finish(emitter: Emitter) -> None:
+def emit_finish(emitter: Emitter) -> None:
     """Adds `finish`: the results of the row."""
     each = emitter.each_lane(PER_ROW)
     emitter.put(f"  OG_FN void finish({'og::i64 n' if each else ''}) const {{")

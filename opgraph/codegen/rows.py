@@ -1,7 +1,7 @@
 """Emitting a loop over rows for the CPU: as `opgraph.codegen.emit`, with passes (`opgraph.codegen.row_passes`).
 
-`kernels/host_rows.h` walks rows one after the other, `kernels/host_beside.h` rows side by side: lanes of a vector are
-rows then, and a value for each row is an array of one for each lane.
+`kernels/cpu/inner_reduction.h` walks rows one after the other, `kernels/cpu/outer_reduction.h` rows side by side: lanes
+of a vector are rows then, and a value for each row is an array of one for each lane.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter, Functor
-from opgraph.codegen.prefetch import put_next_members, put_nexts
-from opgraph.codegen.reduction_finalize import put_totals
-from opgraph.codegen.row_buffers import Rows, put_buffers
-from opgraph.codegen.row_passes import put_passes
-from opgraph.codegen.row_reductions import put_finish, put_reduced, put_reduction_members
+from opgraph.codegen.prefetch import emit_next_members, emit_nexts
+from opgraph.codegen.reduction_finalize import emit_totals
+from opgraph.codegen.row_buffers import Rows, emit_buffers
+from opgraph.codegen.row_passes import emit_passes
+from opgraph.codegen.row_reductions import emit_finish, emit_reduced, emit_reduction_members
 from opgraph.loops.layout import CONTIGUOUS, GROUP, RUN, TURNED, UNIFORM, Variant
 from opgraph.loops.loop import Loop
 from opgraph.schedule.cpu_body import goes_by_lanes
@@ -39,21 +39,21 @@ def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
     if emitter.interleaved:
         _put_interleaved_members(emitter, variant, is_grouped=schedule in GROUPS)
     else:
-        put_next_members(rows)
+        emit_next_members(rows)
     emitter.bind()
     if not emitter.interleaved:
-        put_nexts(rows)
-    put_buffers(rows)
+        emit_nexts(rows)
+    emit_buffers(rows)
     emitter.hoisted("call", CALL)
     emitter.hoisted("row", PER_ROW)
     _put_run(emitter)
-    put_passes(rows)
+    emit_passes(rows)
     if emitter.interleaved:
-        put_reduced(emitter, rows.passes, "const double (*total)[og::side], double count, og::i64 n", "total[{}][i]")
+        emit_reduced(emitter, rows.passes, "const double (*total)[og::side], double count, og::i64 n", "total[{}][i]")
     else:
-        put_reduced(emitter, rows.passes, "const Totals& total, double count", "total({})", of=", class Totals")
-    put_finish(emitter)
-    put_totals(emitter)
+        emit_reduced(emitter, rows.passes, "const Totals& total, double count", "total({})", of=", class Totals")
+    emit_finish(emitter)
+    emit_totals(emitter)
     return emitter.functor()
 
 
@@ -76,7 +76,7 @@ def _put_members(rows: Rows) -> None:
     emitter = rows.emitter
     emitter.put(f"  static constexpr bool stores = {'true' if rows.passes[-1].stores else 'false'};")
     peaks = dict.fromkeys(emitter.peaks.values(), "peak")
-    put_reduction_members(emitter, rows.passes, peaks)
+    emit_reduction_members(emitter, rows.passes, peaks)
     for load, kind in emitter.loads:
         if kind == RUN:
             emitter.put(f"  {compute_type(load.dtype)} {emitter.value(load.name)};")
@@ -94,7 +94,7 @@ def _put_run(emitter: Emitter) -> None:
 
 
 def _put_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
-    """Adds the members that kernels/host_beside.h and host_groups.h read: transposed operands, and the groups of lanes.
+    """Adds what cpu/outer_reduction.h and cpu/grouped_reduction.h read: transposed operands, and groups of lanes.
 
     Args:
         variant: marks transposed operands, which the emitter treats as contiguous.

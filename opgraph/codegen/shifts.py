@@ -53,7 +53,7 @@ def level_of(emitter: Emitter, arg: Arg) -> int:
     return emitter.levels[arg] if isinstance(arg, str) else CALL
 
 
-def put_shift_members(emitter: Emitter) -> None:
+def emit_shift_members(emitter: Emitter) -> None:
     """Adds a member for each number."""
     for result in emitter.shifted:
         emitter.put(f"  og::Shift {member(result)};")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opgraph.errors import DeviceError
 
-_INCLUDE = re.compile(r'^#include "(?P<name>[\w.]+)"$', re.MULTILINE)
+_INCLUDE = re.compile(r'^#include "(?P<name>[\w./]+)"$', re.MULTILINE)
 _PRAGMA = re.compile(r"^#pragma once\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^template <class F> OG_FN F (\w+)\(", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*//.*\n", re.MULTILINE)
@@ -54,9 +54,9 @@ def spliced(*names: str) -> str:
 
 
 @cache
-def brief_functions() -> frozenset[str]:
-    """What og::brief has in its own form."""
-    return frozenset(_FUNCTION.findall(_read("brief.h")))
+def reduced_functions() -> frozenset[str]:
+    """What og::reduced has in its own form."""
+    return frozenset(_FUNCTION.findall(_read("math/reduced_precision.h")))
 
 
 @cache

@@ -2,8 +2,8 @@
 
 One loop over many statements takes a C++ compiler longer than it may, and has more values alive than there are
 registers. So where a loop is large, equal statements (one kind of op, one set of attributes) become calls of one
-function, compiled once, and values wait for their readers in the first caches (kernels/strips.h). A call does 16
-vectors: what it takes beside a function of some 20 instructions is less than what constants in registers give back.
+function, compiled once, and values wait for their readers in the first caches (kernels/cpu/strip_mining.h). A call does
+16 vectors: what it takes beside a function of some 20 instructions is less than what constants in registers give back.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def row_starts(emitter: Emitter) -> Iterator[str]:
     yield f"    for (int k = 0; k < operands; ++k) at[k] = (char*)base[k] + offset[k] * {size};"
 
 
-def put_strips(emitter: Emitter) -> None:
-    """Adds what kernels/strips.h asks for: a struct for each function, and `strips`, which does elements [i, i + n)."""
+def emit_strips(emitter: Emitter) -> None:
+    """Adds a struct for each function, and `strips`, which does elements [i, i + n): cpu/strip_mining.h calls them."""
     strips = _Strips(emitter)
     strips.collect()
     put = emitter.put

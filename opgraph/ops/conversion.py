@@ -18,7 +18,7 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 
     To a float: the nearest, halves to even, with one rounding (an integer becomes f16 or bf16 by way of
     f32, and rounds in both). Float to integer: truncated toward zero, saturated, NaN to 0. Integer to integer: the low
-    bits. To boolean: whether it is not zero (NaN is not). The same as kernels/cast.h and kernels/convert.h.
+    bits. To boolean: whether it is not zero (NaN is not). The same as kernels/math/cast.h and kernels/math/convert.h.
     """
     target = dtypes.get(dtype)
     if array.dtype == target.numpy:

@@ -74,7 +74,7 @@ def gelu_erf(x: np.ndarray, d: np.ndarray) -> np.ndarray:
 
 
 def mish(x: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """T + x T', T = tanh(log(1 + exp(x))), over e = exp(-|x|); the formula is that of kernels/derivatives.h."""
+    """T + x T', T = tanh(log(1 + exp(x))), over e = exp(-|x|); the formula is that of kernels/math/derivatives.h."""
     z = np.clip(x, -_END, _END)
     e = np.exp(-np.abs(z))
     below = e * (e + 2) + 2

@@ -1,4 +1,4 @@
-"""Integer arithmetic with every input defined, in NumPy and in torch: what kernels/integer.h computes.
+"""Integer arithmetic with every input defined, in NumPy and in torch: what kernels/math/integer.h computes.
 
 Results wrap modulo 2^width, x / 0 = x mod 0 = 0, lowest / -1 = lowest, a shift by the width or more leaves only the
 sign.

@@ -54,7 +54,7 @@ FUNCTION_FLAGS = (
 NO_LIBRARY, LIBRARIES = ("-nostdlib",), ("-lm", "-lgcc")
 #: Asks for lines of results early, or writes past the caches.
 OWNS_LINES = "-DOG_OWNS_LINES=1"
-#: Leaves kernels/lanes.h out.
+#: Leaves kernels/math/lanes.h out.
 NO_LANES = "-DOG_NO_LANES"
 _COMPILERS = ("g++", "c++", "clang++")
 
@@ -83,7 +83,7 @@ class Compiler:
 
         Args:
             flat: whether its innermost loop is the whole space.
-            branches: whether it has two (kernels/branches.h).
+            branches: whether it has two (kernels/cpu/branch_compaction.h).
         """
         if not self.is_gcc:
             return (*LEVEL, *FLAGS)
@@ -161,7 +161,7 @@ def _file_identity(path: str) -> str:
 
 @cache
 def has_lanes() -> bool:
-    """Whether kernels do 16 floats at a time on this machine (kernels/lanes.h)."""
+    """Whether kernels do 16 floats at a time on this machine (kernels/math/lanes.h)."""
     compiler = find_compiler()
     return compiler is not None and compiler.is_gcc and processor.has_avx512()
 

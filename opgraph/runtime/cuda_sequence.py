@@ -1,7 +1,8 @@
 """Kernels of a GPU that run one after the other, launched by one call into native code.
 
-The native loop (kernels/cuda_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's functions. A
-machine without a C++ compiler launches the kernels one by one through CuPy, and so does one that logs its calls.
+The native loop (kernels/cuda/kernel_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's
+functions. A machine without a C++ compiler launches the kernels one by one through CuPy, and so does one that logs its
+calls.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from opgraph.runtime.kernel_sequence import KernelLaunch, check_launch, native_e
 #: The driver, as its own installation names it.
 LIBCUDA = "libcuda.so.1"
 _INVALID_CONTEXT = 201
-#: What kernels/cuda_sequence.h reads instead of a place.
+#: What kernels/cuda/kernel_sequence.h reads instead of a place.
 _ITSELF, _LIES_THERE = -1, -2
 
 
@@ -64,7 +65,7 @@ class CudaSequence:
             for item in self.launches:
                 words += _program(item, workspace=count)
             self._program = (ctypes.c_int64 * len(words))(*words)
-            self._native = native_entry("cuda_sequence.h", "og_cuda_sequence", ctypes.c_int64)
+            self._native = native_entry("cuda/kernel_sequence.h", "og_cuda_sequence", ctypes.c_int64)
             pack = struct.Struct(f"{5 + count + (self.workspace > 0)}P").pack
             self._packed = partial(pack, ctypes.addressof(self._program), len(self._kernels), _launch_kernel(LIBCUDA))
             #: Without a Python function: `entry(pack(stream, *addresses))` is a call, where it gives 0; what else it
@@ -122,7 +123,7 @@ class CudaSequence:
 
 
 def _program(item: KernelLaunch[Plan], workspace: int) -> list[int]:
-    """What kernels/cuda_sequence.h reads of one prepared call."""
+    """What kernels/cuda/kernel_sequence.h reads of one prepared call."""
     plan = item.plan
     operands = [(_ITSELF, address) for address in plan.fixed]
     for (place, offset), position in zip(item.operands, plan.moving, strict=True):

@@ -68,7 +68,7 @@ class KernelSequence:
             return
         words = _program(self.launches, slots, workspace=count)
         self._program = (ctypes.c_int64 * len(words))(*words)
-        self._entry = native_entry("host_sequence.h", "og_sequence", None)
+        self._entry = native_entry("cpu/kernel_sequence.h", "og_sequence", None)
         pack = struct.Struct(f"{4 + count + (self._work > 0)}P").pack
         self._packed = partial(pack, ctypes.addressof(self._program), len(self.launches))
         if self._size < threads.SINGLE_THREADED and not self._work:
@@ -141,7 +141,7 @@ def check_launch(item: KernelLaunch[Any], wanted: int, count: int, where: str) -
 
 
 def _program(launches: Sequence[KernelLaunch[Plan]], fixed: Sequence[Slots], workspace: int) -> list[int]:
-    """What kernels/host_sequence.h reads; sums of large kernels have their memory at place `workspace`.
+    """What kernels/cpu/kernel_sequence.h reads; sums of large kernels have their memory at place `workspace`.
 
     Args:
         fixed: the slots of each plan.

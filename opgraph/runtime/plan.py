@@ -12,7 +12,7 @@ import numpy as np
 
 from opgraph.runtime import threads
 
-#: Doubles that boxes may leave for the second stage without memory of their own (kernels/host_sums.h: small_work).
+#: Doubles that boxes may leave for the second stage without memory of their own (kernels/cpu/tiled_sums.h: small_work).
 _SMALL_WORK = 2048
 
 

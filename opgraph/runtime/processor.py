@@ -19,10 +19,10 @@ def identity() -> str:
 
 
 def has_avx512() -> bool:
-    """Whether it has what kernels/lanes.h asks for."""
+    """Whether it has what kernels/math/lanes.h asks for."""
     return {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= set(identity().split())
 
 
 def owns_lines() -> bool:
-    """Whether kernels should look after the lines that they write to (kernels/lane_memory.h): on Intel's."""
+    """Whether kernels should look after the lines that they write to (kernels/math/lane_memory.h): on Intel's."""
     return "GenuineIntel" in identity()

@@ -30,7 +30,7 @@ from opgraph.schedule.schedule import (
 )
 from opgraph.schedule.split_columns import boxes_of_columns, column_sums
 
-#: Floats of a vector (kernels/lanes.h), and vectors of a row at most.
+#: Floats of a vector (kernels/math/lanes.h), and vectors of a row at most.
 WIDTH, MAX_VECTORS = 16, 8
 #: What is done in floats, whatever it is in memory.
 _FLOATS = frozenset({"f32", "f16", "bf16", "boolean"})

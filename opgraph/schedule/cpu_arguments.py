@@ -1,4 +1,4 @@
-"""What a kernel of the CPU is told of its schedule: the numbers that kernels/host*.h read."""
+"""What a kernel of the CPU is told of its schedule: the numbers that kernels/cpu read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def arguments(schedule: CpuSchedule, *, at_once: bool) -> tuple[list[int], int]:
 
 
 def _of_elements(schedule: CpuSchedule, at_once: bool) -> tuple[list[int], int]:
-    """See kernels/host_sums.h; the doubles are what boxes leave for the second stage."""
+    """See kernels/cpu/tiled_sums.h; the doubles are what boxes leave for the second stage."""
     boxes, merged = schedule.boxes, schedule.merged
     assert boxes is not None, "elements in boxes"
     spread: list[int] = []
@@ -49,7 +49,7 @@ def _of_elements(schedule: CpuSchedule, at_once: bool) -> tuple[list[int], int]:
 
 
 def _of_rows(schedule: CpuSchedule) -> tuple[list[int], int]:
-    """See kernels/host_rows.h."""
+    """See kernels/cpu/inner_reduction.h."""
     loop, layout, boxes = schedule.loop, schedule.layout, schedule.boxes
     assert boxes is not None, "rows in boxes"
     planes, leaves = _planes(schedule), 0

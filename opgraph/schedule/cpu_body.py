@@ -37,8 +37,8 @@ class Form(Enum):
     """How a kernel of the CPU goes over its elements, which tells how it is compiled."""
 
     LOOP = "one loop"
-    BRANCHES = "two branches, of which each element takes one"  # kernels/branches.h
-    STRIPS = "statement by statement"  # kernels/strips.h
+    BRANCHES = "two branches, of which each element takes one"  # kernels/cpu/branch_compaction.h
+    STRIPS = "statement by statement"  # kernels/cpu/strip_mining.h
     LANE_STRIPS = "statement by statement, 16 floats at a time"
 
 

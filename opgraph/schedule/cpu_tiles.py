@@ -14,7 +14,7 @@ from math import prod
 from opgraph.loops.layout import Layout
 from opgraph.loops.space import Shape, Strides
 
-#: Cells that all sums of a box may have together (kernels/host_sums.h: the array that a thread has for them).
+#: Cells that all sums of a box may have together (kernels/cpu/tiled_sums.h: the array that a thread has for them).
 MAX_CELLS = 4096
 #: Up to so many elements one box does it all.
 ONE_BOX = 32 * 1024

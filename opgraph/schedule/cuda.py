@@ -39,7 +39,7 @@ _ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of
 #: Instructions per element, by the records' costs, beyond which a thread does one element after the other: NVRTC would
 #: take 3 s for a pack's body, and what is the same for all its elements is 4% of such a kernel.
 SINGLES_COST = 400
-SINGLES = 4  # of a thread, as in kernels/singles.cuh
+SINGLES = 4  # of a thread, as in kernels/cuda/pointwise_scalar.cuh
 _ROLLED_UNROLL = 2  # packs of a thread, one after the other: enough that what comes before them counts little
 #: Instructions per element, by the records' costs, beyond which the text has a few elements: below, NVRTC takes 0.1 s
 #: at most, and memory decides how long the kernel takes.

@@ -32,7 +32,7 @@ _SHARED = 40 * 1024  # bytes of shared memory of a block
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """How a row is shared out, with the names of kernels/rows.cuh.
+    """How a row is shared out, with the names of kernels/cuda/inner_reduction.cuh.
 
     Attributes:
         vector: V, neighbouring elements of a pack.

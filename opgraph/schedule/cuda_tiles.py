@@ -1,6 +1,6 @@
 """How a loop with sums is cut for a GPU: into tiles, one for each block of threads, by sizes alone.
 
-The top of kernels/sums.cuh says what the names mean.
+The top of kernels/cuda/tiled_sums.cuh says what the names mean.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from opgraph.ir import dtypes
 from opgraph.loops.layout import CONTIGUOUS, KEPT, Layout
 from opgraph.loops.loop import Loop
 
-#: Threads of a block (kernels/pointwise.cuh).
+#: Threads of a block (kernels/cuda/pointwise.cuh).
 BLOCK_SIZE = 256
 #: Bytes that a thread moves in one access, at most.
 _BYTES_PER_ACCESS = 16
@@ -29,7 +29,7 @@ _TERMS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The cut of one layout, with the names of kernels/sums.cuh.
+    """The cut of one layout, with the names of kernels/cuda/tiled_sums.cuh.
 
     Attributes:
         order: the outer axes, those kept by some sum first.

@@ -1,5 +1,5 @@
 """Which statements of a loop may be computed no nearer than 16 bits tell: on a GPU by approximate instructions
-(kernels/fast.h), on the CPU by shorter polynomials (kernels/brief.h).
+(kernels/cuda/fast_math.h), on the CPU by shorter polynomials (kernels/math/reduced_precision.h).
 
 Only loops whose floats are f16 or bf16 wherever they go to memory or come from it element by element (a number for the
 whole call may be f32, as parameters often are), and of them only statements whose small errors stay small: what a jump

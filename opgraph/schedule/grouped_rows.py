@@ -2,7 +2,7 @@
 
 Such a row is many short runs, each right beside one of the next row. Walked side by side, the lanes of a vector are
 channels: each is reduced along H and W by itself, and what the channels of a group make is then joined, so memory is
-read as it lies, whatever the size of a group (`kernels/host_groups.h`).
+read as it lies, whatever the size of a group (`kernels/cpu/grouped_reduction.h`).
 """
 
 from __future__ import annotations

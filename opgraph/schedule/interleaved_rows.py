@@ -14,7 +14,7 @@ from opgraph.ir import dtypes
 from opgraph.loops.layout import ADDED, CONTIGUOUS, GROUP, KEPT, ROW, RUN, STRIDED, TURNED, UNIFORM, Layout
 from opgraph.loops.loop import Loop
 
-#: Rows that are walked together (kernels/host_beside.h).
+#: Rows that are walked together (kernels/cpu/outer_reduction.h).
 LANES = 64
 #: Rows are short where they have so many elements at most in all operands that are turned together: the turn costs as
 #: much for each, and what is done once a row costs as much for any. Fewer rows than that are not worth it.

@@ -14,7 +14,7 @@ from opgraph.schedule.cpu_tiles import MAX_CELLS
 
 #: Rows shorter than this are short.
 SHORT = 128
-#: Elements of a stretch that small operands are spread over, and how many of these (kernels/host_sums.h).
+#: Elements of a stretch that small operands are spread over, and how many of these (kernels/cpu/tiled_sums.h).
 STRETCH, MAX_SPREAD = 2048, 4
 #: A stretch is used so many times at least.
 _USES = 8

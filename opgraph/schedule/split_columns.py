@@ -4,7 +4,7 @@ The sum of a [4M,8] down its columns has 8 rows of 4M elements. Rows are whole i
 it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. That is the
 faster way, for loops in which nothing waits for a sum. Of what else is reduced once (extremes, products, sums beside
 another reduction) boxes are pieces of columns, and what these make is joined in their order
-(`kernels/host_beside_pieces.h`).
+(`kernels/cpu/split_outer_reduction.h`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opgraph.schedule.reduction_passes import pass_counts
 
 #: Strips of LANES columns of so many elements are not walked one after the other: their lines lie far apart in memory.
 LONG = 256
-#: Neighbours in a box (kernels/host_beside_pieces.h).
+#: Neighbours in a box (kernels/cpu/split_outer_reduction.h).
 MOST_LANES = 4 * LANES
 
 

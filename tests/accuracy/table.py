@@ -36,7 +36,7 @@ float64, and for f64 mpmath with 50 digits; the references themselves are within
   What is too large to be finite is infinity from half an ulp below the first power of two that the dtype does not hold.
 - f16 and bf16 are computed in f32 and rounded once, which is why they are next to 0.5. Half an ulp is right rounding.
   With AVX-512 sigmoid, swish, GELU by tanh, Mish, their derivatives, that of GELU by erf, and HardSwish are computed no
-  nearer than that asks for (`kernels/brief.h`).
+  nearer than that asks for (`kernels/math/reduced_precision.h`).
 - {scaled} in f64, next to zeros that are no special arguments, are measured in ulp of max(|f|, |x f'(x)|):
   there the last bit of the argument is worth more than the result. In f32 they are not excused.
 - Derivatives (the Backward kinds: f'(x) d) are measured in ulp of max(|f'(x)|, |x f''(x)|) |d|: next to a zero of f'

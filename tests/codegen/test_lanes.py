@@ -10,21 +10,21 @@ from ulp import errors
 
 import opgraph as og
 from opgraph.codegen.kernel import KernelSource
-from opgraph.codegen.sources import brief_functions
+from opgraph.codegen.sources import reduced_functions
 from opgraph.ir import dtypes
 from opgraph.runtime import cache, cpu_compiler
 
 pytestmark = needs_lanes
 
 
-def is_brief(case: Case) -> bool:
-    return case.record.cxx({p.name: p.name for p in case.ports}, case.attrs, repr).function in brief_functions()
+def is_reduced(case: Case) -> bool:
+    return case.record.cxx({p.name: p.name for p in case.ports}, case.attrs, repr).function in reduced_functions()
 
 
 CASES = [case for record in measured_ops() for case in cases(record, "f32")]
-#: f16 and bf16 are computed as f32 is, but where og::brief has a form of its own.
+#: f16 and bf16 are computed as f32 is, but where og::reduced has a form of its own.
 CASES += [
-    case for record in measured_ops() for dtype in ("f16", "bf16") for case in cases(record, dtype) if is_brief(case)
+    case for record in measured_ops() for dtype in ("f16", "bf16") for case in cases(record, dtype) if is_reduced(case)
 ]
 
 #: Everything that goes by lanes besides a contiguous f32: 16-bit storage, truth values, a base that is known to be
@@ -51,7 +51,7 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
     lanes = og.compile(case.graph())
     assert "by_lanes" in functor(lanes)
     got = lanes(feeds)
-    assert not cpu_compiler.without_lanes, "no form for og::floats: see the end of kernels/scalar.h"
+    assert not cpu_compiler.without_lanes, "no form for og::floats: see the end of kernels/math/scalar.h"
     scalar_form(monkeypatch)
     same(got, og.compile(case.graph())(feeds))
 
@@ -63,14 +63,14 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
         ("sigmoid", "SigmoidBackward(x, d, use_dst=false)", "f32"),
         ("tanh", "TanhBackward(x, d, use_dst=false)", "f32"),
         ("swish", "SwishBackward(x, d)", "f32"),
-        ("brief::swish", "SwishBackward(x, d)", "bf16"),
-        ("brief::swish", "SwishBackward(x, d)", "f16"),
+        ("reduced::swish", "SwishBackward(x, d)", "bf16"),
+        ("reduced::swish", "SwishBackward(x, d)", "f16"),
     ],
 )
 def test_a_function_beside_its_slope_is_as_near_to_the_truth(
     function: str, slope: str, dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = function.removeprefix("brief::").title()
+    kind = function.removeprefix("reduced::").title()
     graph = og.parse(f"graph(x: {dtype}[n], d: {dtype}[n]) -> (y, z)\n  y = {kind}(x)\n  z = {slope}")
     case = next(
         case for case in CASES if (case.record.kind, case.dtype, case.attrs.get("alpha", 1)) == (kind, dtype, 1)

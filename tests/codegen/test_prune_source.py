@@ -41,34 +41,46 @@ MIXED = """graph(x: {t}[n]) -> (y, i, u)
   u: u8[n] = TypeCast(%0)"""
 #: Text, sizes, and what the kernel is made with.
 CASES = {
-    "flat": ("graph(x: f32[n]) -> (y)\n  y = Swish(x)", {"n": 64}, "host.h"),
-    "f64": (MIXED.format(t="f64"), {"n": 64}, "host.h"),
-    "f16": (MIXED.format(t="f16"), {"n": 64}, "host.h"),
-    "bf16": ("graph(x: bf16[n], g: bf16[n]) -> (y)\n  %0 = Swish(x)\n  y = Multiply(%0, g)", {"n": 64}, "host.h"),
-    "integers": ("graph(x: s32[n], y: s32[n]) -> (z)\n  %0 = Mod(x, y)\n  z = Pow(%0, y)", {"n": 64}, "host.h"),
-    "branches": (BRANCHES, {"n": 64}, "host.h"),
-    "sums": (TRAINED.format(t="f32"), {"n": 64, "c": 32}, "host_sums.h"),
-    "sums in bf16": (TRAINED.format(t="bf16"), {"n": 64, "c": 32}, "host_sums.h"),
-    "rows": (RMS.format(t="f32"), {"n": 8, "c": 1000}, "host_rows.h"),
-    "rows in f64": (RMS.format(t="f64"), {"n": 8, "c": 1000}, "host_rows.h"),
-    "rows at once": (RMS.format(t="f32"), {"n": 640, "c": 48}, "host_at_once.h"),
+    "flat": ("graph(x: f32[n]) -> (y)\n  y = Swish(x)", {"n": 64}, "cpu/pointwise.h"),
+    "f64": (MIXED.format(t="f64"), {"n": 64}, "cpu/pointwise.h"),
+    "f16": (MIXED.format(t="f16"), {"n": 64}, "cpu/pointwise.h"),
+    "bf16": (
+        "graph(x: bf16[n], g: bf16[n]) -> (y)\n  %0 = Swish(x)\n  y = Multiply(%0, g)",
+        {"n": 64},
+        "cpu/pointwise.h",
+    ),
+    "integers": (
+        "graph(x: s32[n], y: s32[n]) -> (z)\n  %0 = Mod(x, y)\n  z = Pow(%0, y)",
+        {"n": 64},
+        "cpu/pointwise.h",
+    ),
+    "branches": (BRANCHES, {"n": 64}, "cpu/pointwise.h"),
+    "sums": (TRAINED.format(t="f32"), {"n": 64, "c": 32}, "cpu/tiled_sums.h"),
+    "sums in bf16": (TRAINED.format(t="bf16"), {"n": 64, "c": 32}, "cpu/tiled_sums.h"),
+    "rows": (RMS.format(t="f32"), {"n": 8, "c": 1000}, "cpu/inner_reduction.h"),
+    "rows in f64": (RMS.format(t="f64"), {"n": 8, "c": 1000}, "cpu/inner_reduction.h"),
+    "rows at once": (RMS.format(t="f32"), {"n": 640, "c": 48}, "cpu/persistent_reduction.h"),
     "rows side by side": (
         "graph(x: f32[n,c]) -> (y)\n  y = ReduceSum(x, axes=[0])",
         {"n": 1000, "c": 64},
-        "host_beside.h",
+        "cpu/outer_reduction.h",
     ),
     "a long row of few columns": (
         "graph(x: f32[n,c]) -> (y)\n  y = ReduceMax(x, axes=[0])",
         {"n": 500_003, "c": 9},
-        "host_beside_pieces.h",
+        "cpu/split_outer_reduction.h",
     ),
     "groups": (
         """graph(x: f32[n,h,w,64], g: f32[64], b: f32[64]) -> (y, m, v)
   y, m, v = GroupNorm(x, g, b, groups=16, data_format="NXC")""",
         {"n": 2, "h": 10, "w": 10},
-        "host_groups.h",
+        "cpu/grouped_reduction.h",
     ),
-    "one long row": ("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", {"n": 1, "c": 4_000_000}, "host_pieces.h"),
+    "one long row": (
+        "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)",
+        {"n": 1, "c": 4_000_000},
+        "cpu/split_reduction.h",
+    ),
 }
 
 
@@ -109,7 +121,7 @@ def test_the_machine_code_is_that_of_the_whole_text(name: str, tmp_path: Path, m
     if compiler is None or not compiler.is_gcc:
         pytest.skip("no GCC")
     text, sizes, skeleton = CASES[name]
-    if skeleton == "host_at_once.h" and not cpu_compiler.has_lanes():
+    if skeleton == "cpu/persistent_reduction.h" and not cpu_compiler.has_lanes():
         pytest.skip("no AVX-512: no row is done at once")
     found = sources(text, sizes, monkeypatch)
     assert skeleton in {source.skeleton for source, _ in found}

@@ -1,4 +1,4 @@
-"""Functions by table on the CPU (kernels/tables.h), a GPU's forms in their place, and the shorter ones of 16 bits."""
+"""Functions by table on the CPU (math/tables.h), a GPU's forms in their place, and the shorter ones of 16 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ulp import errors
 
 import opgraph as og
 from opgraph.codegen.kernel import host_source
-from opgraph.codegen.sources import brief_functions, kernel_folder
+from opgraph.codegen.sources import kernel_folder, reduced_functions
 from opgraph.loops.layout import Variant
 from opgraph.loops.lower import lower
 from opgraph.runtime import cpu_compiler
@@ -112,8 +112,8 @@ def number(text: str) -> float:
 
 
 def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
-    """An index is five bits of a float, see interval_of in kernels/tables.h."""
-    text = (kernel_folder() / "tables.h").read_text(encoding="utf-8")
+    """An index is five bits of a float, see interval_of in kernels/math/tables.h."""
+    text = (kernel_folder() / "math/tables.h").read_text(encoding="utf-8")
     found = re.findall(r"static const float (\w+)\[(\d+)\]\[32\] = \{(.*?)\n\};", text, re.DOTALL)
     assert [name for name, _, _ in found] == ["lower_tail", "tail_slope", "mish_slope"]
     for name, rows, body in found:
@@ -156,7 +156,7 @@ def test_powers_up_to_the_ends_of_f32_are_as_near_to_the_truth(
 
 
 def test_logarithms_have_the_reciprocals_of_their_indices() -> None:
-    text = (kernel_folder() / "power.h").read_text(encoding="utf-8")
+    text = (kernel_folder() / "math/power.h").read_text(encoding="utf-8")
     (body,) = re.findall(r"static const float logarithms\[3\]\[intervals\] = \{(.*?)\n?\};", text, re.DOTALL)
     c, high, low = (
         [number(n.strip().rstrip("f")) for n in row.split(",")] for row in re.findall(r"\{([^{}]*)\}", body)
@@ -172,11 +172,11 @@ def test_logarithms_have_the_reciprocals_of_their_indices() -> None:
 
 
 def emitted(text: str) -> list[str]:
-    """The functions of og::brief in a kernel for the CPU."""
+    """The functions of og::reduced in a kernel for the CPU."""
     (partition,) = og.parse(text).get_partitions()
     loop = lower(partition).loop
     code = host_source(in_order(loop, Variant("c" * (len(loop.loads) + len(loop.stores)), True))).functor
-    return re.findall(r"og::brief::(\w+)\(", code)
+    return re.findall(r"og::reduced::(\w+)\(", code)
 
 
 @pytest.mark.parametrize(
@@ -193,16 +193,16 @@ def emitted(text: str) -> list[str]:
     ],
     ids=["Swish", "HardSwish", "Mish", "f32", "f32 is stored", "before a jump", "spelled", "no form of its own"],
 )
-def test_what_is_stored_in_16_bits_is_computed_briefly(text: str, functions: list[str]) -> None:
+def test_what_is_stored_in_16_bits_is_computed_with_reduced_precision(text: str, functions: list[str]) -> None:
     assert emitted(text) == functions
 
 
-def test_every_brief_function_is_one_of_an_op() -> None:
+def test_every_reduced_function_is_one_of_an_op() -> None:
     kinds = {"hard_swish": "HardSwish(x)", "mish": "Mish(x)", "swish": "Swish(x)"}
     kinds |= {"gelu_erf_backward": "GELUBackward(x, x)", "mish_backward": "MishBackward(x, x)"}
     kinds |= {"gelu_tanh": 'GELU(x, mode="gelu_tanh")', "swish_backward": "SwishBackward(x, x)"}
     kinds |= {"sigmoid": "Sigmoid(x)", "sigmoid_backward": "SigmoidBackward(x, x, use_dst=false)"}
     kinds |= {"gelu_tanh_backward": 'GELUBackward(x, x, mode="gelu_tanh")'}
-    assert brief_functions() == {*kinds, "swish_beside_slope"}
+    assert reduced_functions() == {*kinds, "swish_beside_slope"}
     for name, op in kinds.items():
         assert emitted(f"graph(x: bf16[n]) -> (y)\n  y = {op}") == [name]

@@ -1,4 +1,4 @@
-"""kernels/exact.h: f32 on a GPU in fewer instructions is f32 on a CPU, bit by bit. Needs no GPU.
+"""kernels/math/exact.h: f32 on a GPU in fewer instructions is f32 on a CPU, bit by bit. Needs no GPU.
 
 Division is replaced by steps from what the special-function unit answers, within an ulp of 1 / b as the PTX ISA says;
 every such answer is tried here. Everything else of a GPU's forms is compiled for the CPU (-DOG_NO_TABLES) and compared.
@@ -74,7 +74,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     assert compiler is not None
     folder = tmp_path_factory.mktemp("steps")
     source, made = (Path(folder) / name for name in ("steps.cpp", "steps.so"))
-    source.write_text(spliced("exact.h") + STEPS)
+    source.write_text(spliced("math/exact.h") + STEPS)
     flags = ("-std=c++17", "-O2", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-shared")
     subprocess.run([*compiler.command, *flags, "-o", str(made), str(source)], check=True)
     library = ctypes.CDLL(str(made))

@@ -1,7 +1,7 @@
 """f16 and bf16 on a GPU: the approximate functions stay within the bounds of the exact ones, whatever each instruction
 answers within its own bound; and they are used where their errors stay small, nowhere else.
 
-The bound of each instruction is in kernels/approx.h, from the PTX ISA.
+The bound of each instruction is in kernels/cuda/approx.h, from the PTX ISA.
 """
 
 from __future__ import annotations

@@ -136,9 +136,9 @@ def test_an_op_is_one_launch_with_the_results_of_onnxruntime(
     assert called.refused is None and called.current == CONTEXT
     ((kernel, blocks, threads, stream),) = called.launches
     chosen = library.kernels[kernel]
-    assert (chosen.rank, chosen.variant.vector, stream) == (rank, pack, STREAM)
+    assert (chosen.rank, chosen.schedule.vector, stream) == (rank, pack, STREAM)
     items = expected[0].size if rank == 0 else expected[0].size // pack
-    assert (blocks, threads) == (-(-items // chosen.variant.tile), 256)
+    assert (blocks, threads) == (-(-items // chosen.schedule.tile), 256)
     for got, peer, true in zip(called.results, expected, truth_of(graph, feeds), strict=True):
         assert (got.dtype, got.shape) == (peer.dtype, peer.shape)
         assert_near(got, true, peer)
@@ -175,7 +175,7 @@ def test_addresses_that_no_pack_fits_get_single_elements(library: Built) -> None
     x, a = np.arange(4096, dtype=np.float32).reshape(1, 4096) / 500, np.ones(4096, np.float32)
     called = library.call(op.name, [x, a], [x.dtype, x.dtype], offset=4)
     ((kernel, *_),) = called.launches
-    assert library.kernels[kernel].variant.vector == 1
+    assert library.kernels[kernel].schedule.vector == 1
     np.testing.assert_allclose(called.results[0], np.exp(x) + 1, rtol=1e-6)
 
 

@@ -180,13 +180,19 @@ def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
 def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
     loop, layout = bound(graph("hardswish", "forward", "f32"))
     text = cuda_source(pointwise(loop, layout)).code
-    assert len(text) < len(spliced("pointwise.cuh")) / 4
+    assert len(text) < len(spliced("cuda/pointwise.cuh")) / 4
     assert "hard_swish(" in text and "load_pack(" in text
     assert not [name for name in ("gelu_erf(", "philox(", "struct floats", "lgamma") if name in text]
 
 
 def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
-    for skeleton in ("pointwise.cuh", "singles.cuh", "rolled.cuh", "sums.cuh", "rows.cuh"):
+    for skeleton in (
+        "cuda/pointwise.cuh",
+        "cuda/pointwise_scalar.cuh",
+        "cuda/pointwise_unrolled.cuh",
+        "cuda/tiled_sums.cuh",
+        "cuda/inner_reduction.cuh",
+    ):
         parts = prune_source._parts(skeleton)
         nameless = [p.text for p in parts if not p.names and not p.frame and p.text[0] != "#"]
         assert [t for t in nameless if not t.startswith(("static_assert", "using namespace"))] == []
@@ -196,7 +202,7 @@ def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
 
 
 def test_names_that_a_kept_declaration_uses_are_kept_too() -> None:
-    text = prune_source.needed("pointwise.cuh", "og::gelu_erf(x)")
+    text = prune_source.needed("cuda/pointwise.cuh", "og::gelu_erf(x)")
     assert "gelu_erf(" in text and "exp_tail(" in text and "philox" not in text.lower()
     assert text.count("namespace og {") == text.count("}  // namespace og")
     assert text.count("#if") == text.count("#endif")

@@ -276,8 +276,10 @@ def test_every_kind_of_row_compiles_without_spills(dtype: str, arch: str) -> Non
     if dtype == "f32":
         made.append(launches(SOFTMAX.replace("-1", "0"), dtype, 4096)[0].source)
         made += [item.source for item in launches(SOFTMAX, dtype, 1 << 20, rows=2)[:1]]
-    sources = [s for s in made if s.skeleton == "rows.cuh"]
-    programs = sass.programs(nvrtc.disassemble(nvrtc.compile_text(together(sources, "rows.cuh"), arch, nvrtc.OPTIONS)))
+    sources = [s for s in made if s.skeleton == "cuda/inner_reduction.cuh"]
+    programs = sass.programs(
+        nvrtc.disassemble(nvrtc.compile_text(together(sources, "cuda/inner_reduction.cuh"), arch, nvrtc.OPTIONS))
+    )
     assert programs.keys() >= {s.entry for s in sources}
     for name, program in programs.items():
         assert program.frame == 0 and not [x for x in program.instructions if x.kind in ("LDL", "STL")], name

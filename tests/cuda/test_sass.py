@@ -90,7 +90,9 @@ KERNELS = (
     Kernel("add relu", add_relu, (ROWS, ROWS), 2),
     Kernel("swiglu", swiglu, (ROWS, ROWS), 2),
     Kernel("swiglu of halves", swiglu, (ROWS, ROWS), 2, strides=((8192, 1), (8192, 1))),
-    Kernel("chain of 12", chain, (ROWS,), 1, by_memory=False),  # packs one after the other (kernels/rolled.cuh)
+    Kernel(
+        "chain of 12", chain, (ROWS,), 1, by_memory=False
+    ),  # packs one after the other (kernels/cuda/pointwise_unrolled.cuh)
 )
 DTYPES = ("f32", "bf16", "f16", "f64")
 #: ptxas keeps these at 32 registers, all threads resident, and asks for the second pack only after the first has come.

@@ -171,7 +171,10 @@ def launches(name: str, dtype: str) -> list[SumLaunch]:
 def test_every_case_compiles(dtype: str, arch: str) -> None:
     made = [item for name in CASES if name != "nothing at all to add up" for item in launches(name, dtype)]
     totals = [item.totals for item in made if item.totals is not None]
-    for sources, skeleton in (([item.source for item in made], "sums.cuh"), (totals, "totals.cuh")):
+    for sources, skeleton in (
+        ([item.source for item in made], "cuda/tiled_sums.cuh"),
+        (totals, "cuda/reduction_finalize.cuh"),
+    ):
         cubin = nvrtc.compile_text(together(sources, skeleton), arch, nvrtc.OPTIONS)
         assert sources and all(s.entry.encode() in cubin for s in sources)
 

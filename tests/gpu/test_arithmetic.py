@@ -187,7 +187,7 @@ extern "C" __global__ void inverses(float* y, float* q, const float* a) {
 
 def test_inverses_and_quotients_without_guards_are_the_rounded_ones(cupy: Any) -> None:
     """All mantissas. One answer that the PTX ISA allows would lead astray: see tests/cuda/test_exact.py."""
-    kernel = cupy.RawKernel(spliced("exact.h") + INVERSES, "inverses", options=("-std=c++17", "-fmad=false"))
+    kernel = cupy.RawKernel(spliced("math/exact.h") + INVERSES, "inverses", options=("-std=c++17", "-fmad=false"))
     b = (np.arange(1 << 23, dtype=np.uint32) + 0x3F800000).view(np.float32)
     middle = 1 + (np.random.default_rng(0).integers(0, 1 << 23, b.size) + 0.5) * 2.0**-23
     a = (middle * b).astype(np.float32)  # next to the middle between two floats, every one

@@ -105,7 +105,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         pytest.skip("there is no C++ compiler")
     folder: Path = tmp_path_factory.mktemp("philox")
     (folder / "philox.cpp").write_text(
-        spliced("philox.h")
+        spliced("math/philox.h")
         + """
 extern "C" og::u32 word(og::i64 at, og::i64 seed, og::i64 offset) { return og::random_word(at, seed, offset); }
 extern "C" bool keeps(og::i64 at, og::i64 seed, float p) { return og::dropout_keeps(at, seed, 0, p); }

@@ -79,7 +79,7 @@ def text(columns: int, dtype: str = "f32", rank: int = 2, w: str = "") -> str:
 def test_bits_are_those_of_rows_in_blocks(
     dtype: str, columns: int, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert entries(og.compile(og.parse(text(columns, dtype)))) == {f"launch_at_once<Fused, {-(-columns // 16)}>"}
+    assert entries(og.compile(og.parse(text(columns, dtype)))) == {f"launch_persistent<Fused, {-(-columns // 16)}>"}
     for rows in (16, 43):
         both_ways(text(columns, dtype), feeds((rows, columns), dtype), monkeypatch)
 
@@ -145,4 +145,4 @@ def test_which_rows_are_done_at_once() -> None:
 def test_a_row_of_known_size_is_compiled_ahead_whatever_their_number() -> None:
     known = og.compile(og.parse("graph(x: f32[n,40]) -> (y)\n  y = SoftMax(x, axis=-1)"))
     unknown = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"))
-    assert entries(known) == {"launch_at_once<Fused, 3>"} and entries(unknown) == {"launch_rows<Fused, false>"}
+    assert entries(known) == {"launch_persistent<Fused, 3>"} and entries(unknown) == {"launch_inner<Fused, false>"}

@@ -1,5 +1,5 @@
 """Whether a GPU's results are the CPU's: the same bits, but for f16 and bf16, which a GPU computes by instructions that
-may be a little off (kernels/fast.h), so that now and then a result is rounded to the neighbour."""
+may be a little off (kernels/cuda/fast_math.h), so that now and then a result is rounded to the neighbour."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def agree(got: np.ndarray, expected: np.ndarray) -> bool:
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """The CPU engine compiles the forms of functions that a GPU has, without tables (kernels/tables.h)."""
+    """The CPU engine compiles the forms of functions that a GPU has, without tables (kernels/math/tables.h)."""
     before = cpu_compiler.FLAGS
     cpu_compiler.FLAGS = (*before, "-DOG_NO_TABLES")  # part of what compiled kernels are found by
     try:

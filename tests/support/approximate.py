@@ -1,4 +1,4 @@
-"""What a GPU may answer for f16 and bf16, on a CPU: kernels/fast.h with each instruction off by as much as it may be.
+"""What a GPU may answer for f16 and bf16, on a CPU: cuda/fast_math.h, each instruction off by as much as it may be.
 
 Many loops are compiled into one library; each kernel runs over arrays of one length, element by element. Subnormals are
 flushed by the CPU's own switch, as `-ftz=true` does: results of all f32 arithmetic, and for bf16 arguments too. (The
@@ -74,7 +74,9 @@ ERRORS: tuple[tuple[str, tuple[float, ...], int], ...] = (
 
 def names() -> set[str]:
     """The functions of og that og::fast has in its own form."""
-    text = "".join((kernel_folder() / f).read_text(encoding="utf-8") for f in ("fast.h", "fast_derivatives.h"))
+    text = "".join(
+        (kernel_folder() / f).read_text(encoding="utf-8") for f in ("cuda/fast_math.h", "cuda/fast_derivatives.h")
+    )
     return set(re.findall(r"^(?:template <class T> )?OG_FN (?:float|T) (\w+)\(", text, re.MULTILINE))
 
 
@@ -99,7 +101,7 @@ class Library:
         self.loops = loops
         self._folder = tempfile.TemporaryDirectory(prefix="opgraph-approximate-")
         source, made = (Path(self._folder.name) / name for name in ("all.cpp", "all.so"))
-        source.write_text(_BEFORE + spliced("pointwise.cuh") + "".join(entries))
+        source.write_text(_BEFORE + spliced("cuda/pointwise.cuh") + "".join(entries))
         flags = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-w", "-fPIC", "-shared")
         subprocess.run([*compiler.command, *flags, *more, "-o", str(made), str(source)], check=True)
         self._library = ctypes.CDLL(str(made))

@@ -56,7 +56,7 @@ template <class P> P* placed(P* p, unsigned long size) {
   return p;
 }
 """
-#: Accesses of kernels/pointwise.cuh -> the same, which say whether they are where a GPU allows them.
+#: Accesses of kernels/cuda/pointwise.cuh -> the same, which say whether they are where a GPU allows them.
 _PLACED = {
     "__builtin_memcpy(to, p, 16)": "__builtin_memcpy(to, placed(p, 16), 16)",
     "__builtin_memcpy(p, from, 16)": "__builtin_memcpy(placed(p, 16), from, 16)",

@@ -1,6 +1,6 @@
 """A libcuda.so.1 of our own: contexts, modules and launches, on the CPU.
 
-It has the functions that kernels/cuda_driver.h asks for and no others: a library that waited or copied would not load.
+It has the functions that kernels/cuda/driver.h asks for and no others: a library that waited or copied would not load.
 A module is the image itself, and has the functions whose names are in it. A launch goes to a function of Python's.
 """
 

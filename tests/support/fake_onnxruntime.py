@@ -1,6 +1,6 @@
 """An onnxruntime of our own, as a library of custom ops sees it: its table of functions, and a call of one op.
 
-The table has what kernels/ort_api.h names, at its positions in OrtApi; all else is null. Tensors of the CUDA provider
+The table has what kernels/ort/api.h names, at its positions in OrtApi; all else is null. Tensors of the CUDA provider
 lie in memory that ends where they end (tests/support/guarded.py).
 """
 

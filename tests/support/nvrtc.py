@@ -162,7 +162,7 @@ def machine_code(text: str, arch: str) -> MachineCode:
     return MachineCode(max(int(r, 16) for r in _REGISTERS.findall(listing)), instructions)
 
 
-def together(sources: list[KernelSource], skeleton: str = "pointwise.cuh") -> str:
+def together(sources: list[KernelSource], skeleton: str = "cuda/pointwise.cuh") -> str:
     """Many kernels in one text: the shared headers are compiled once."""
     bodies = {s.entry: s.own for s in sources}
     own = "".join(f"\nnamespace n{i} {{{body}}}\n" for i, body in enumerate(bodies.values()))

@@ -28,30 +28,30 @@ ELEMENTS = (
     65_536,  # threads (runtime/threads.py); what fits into the second cache (partition/reduction_analysis.py)
     65_536,
     100_000,
-    131_072,  # rows whose columns are added up at once (kernels/row_columns.h)
+    131_072,  # rows whose columns are added up at once (kernels/cpu/row_column_sums.h)
     262_144,  # 16 boxes of the smallest size: enough of them, so that rows need not be cut (cpu_tiles.py: ENOUGH)
 )
-#: Where these are asked for: results that bypass the caches (kernels/lane_memory.h), rows that are asked for ahead
-#: (row_lanes.h), boxes of more than the smallest size (cpu_tiles.py).
+#: Where these are asked for: results that bypass the caches (kernels/math/lane_memory.h), rows that are asked for ahead
+#: (cpu/row_lanes.h), boxes of more than the smallest size (cpu_tiles.py).
 HUGE = (1 << 20, 3 << 20, 1 << 22, 5 << 20)
 #: Lengths of an axis at which one changes.
 LENGTHS = (
     8,  # lanes that are rows (interleaved_rows.py), rows added up (sum_columns.h), short runs (reduction_analysis.py)
-    12,  # addends that are added one by one (kernels/boxes.h: few)
-    16,  # a vector, rows enough to lie side by side, rows of a tile (cpu.py, interleaved_rows.py, host.h)
+    12,  # addends that are added one by one (kernels/cpu/boxes.h: few)
+    16,  # a vector, rows enough to lie side by side, rows of a tile (cpu.py, interleaved_rows.py, pointwise.h)
     24,  # short rows in two operands (interleaved_rows.py: SHORT_ROW)
-    32,  # few rows (cpu_tiles.py: FEW_ROWS), lanes of a sum (boxes.h)
+    32,  # few rows (cpu_tiles.py: FEW_ROWS), lanes of a sum (cpu/boxes.h)
     48,  # short rows in one operand (interleaved_rows.py: SHORT_ROW)
     64,  # neighbouring rows, runs of a group, a block of a row (interleaved_rows.py, grouped_rows.py, row_vectors.h)
-    128,  # rows of eight vectors, short rows that are made long, columns of a tile (cpu.py, merged_axes.py, host.h)
-    256,  # a strip, columns in a box, long columns (halves.h, split_columns.py)
-    512,  # a thread's chunk is a multiple of this (host.h)
-    1024,  # columns of a turn (host_rows.h); 4 KiB of f32 lie in one set of a cache, where blocks are copied (host.h)
-    2048,  # a stretch (merged_axes.py), rows in turns (host_rows.h: first_cache)
+    128,  # rows of eight vectors, short rows made long, columns of a tile (cpu.py, merged_axes.py, pointwise.h)
+    256,  # a strip, columns in a box, long columns (cpu/f16_strips.h, split_columns.py)
+    512,  # a thread's chunk is a multiple of this (pointwise.h)
+    1024,  # columns of a turn (inner_reduction.h); 4 KiB of f32: one set of a cache, copied in blocks (pointwise.h)
+    2048,  # a stretch (merged_axes.py), rows in turns (cpu/inner_reduction.h: first_cache)
     4096,  # cells of a box (cpu_tiles.py: MAX_CELLS)
-    8192,  # rows that are written from the end (row_lanes.h: near_elements)
+    8192,  # rows that are written from the end (cpu/row_lanes.h: near_elements)
     16_384,  # elements of the smallest box
-    21_845,  # three values of f32 kept for each element of a row (row_vectors.h: keep_bytes)
+    21_845,  # three values of f32 kept for each element of a row (cpu/row_vectors.h: keep_bytes)
     32_768,  # one of f64, two of f32; one box
     65_536,  # rows that are cut (cpu_tiles.py: LONG_ROW), one kept value of f32
     131_072,  # the largest box (cpu_tiles.py: LARGEST)

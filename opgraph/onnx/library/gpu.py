@@ -23,7 +23,7 @@ from opgraph.schedule.cuda import Cuda, pointwise
 from opgraph.schedule.cuda_tiles import NARROW
 from opgraph.schedule.schedule import CudaPointwise
 
-#: As kernels/ort_gpu.h: gpu_rank, gpu_operands; so that the arguments of a launch take less than 4096 bytes.
+#: As kernels/ort/gpu.h: gpu_rank, gpu_operands; so that the arguments of a launch take less than 4096 bytes.
 MAX_RANK, MAX_OPERANDS = 8, 48
 _RANK = 3
 _ANY = 1 << 62
@@ -90,4 +90,4 @@ def kernels_text(sources: Sequence[KernelSource]) -> str:
     """Many kernels in one text, which NVRTC reads once."""
     bodies = {source.entry: source.own for source in sources}
     own = "".join(f"\nnamespace n{i} {{\n{body}}}\n" for i, body in enumerate(bodies.values()))
-    return needed("library.cuh", own) + own
+    return needed("ort/library.cuh", own) + own

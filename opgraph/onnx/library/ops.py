@@ -20,9 +20,9 @@ from opgraph.partition.partition import FUSED, Partition
 from opgraph.runtime.operands import Operands
 from opgraph.schedule.schedule import INNER
 
-#: The input that stands for the node's attribute alpha; kernels/ort_call.h: attribute.
+#: The input that stands for the node's attribute alpha; kernels/ort/call.h: attribute.
 ALPHA = 255
-#: kernels/ort_dense.h: dense_operands.
+#: kernels/ort/dense.h: dense_operands.
 MAX_OPERANDS = 64
 #: With this many operands at most, there is a kernel for every way in which they may lie.
 _FEW = 2
@@ -38,7 +38,7 @@ class Form:
         loop: what is computed.
         reads: for each load, the input that it reads, or ALPHA.
         kinds: operand kinds of each kernel, as in `opgraph.loops.layout.Variant`; the first that serves a call wins.
-        moderate: a functor of kernels/ort_swish.h for the usual alphas; "" for none.
+        moderate: a functor of kernels/ort/swish.h for the usual alphas; "" for none.
     """
 
     inputs: int

@@ -1,4 +1,4 @@
-"""The source text of a library: spliced headers, one functor for each kernel, and tables for kernels/ort_call.h.
+"""The source text of a library: spliced headers, one functor for each kernel, and tables for kernels/ort/call.h.
 
 A pure value like every emitted text. No name of a model reaches it but the names of ops, which opgraph makes up.
 """
@@ -17,7 +17,7 @@ from opgraph.onnx.library import nvrtc
 from opgraph.onnx.library.gpu import GpuKernel, gpu_kernels, kernels_text
 from opgraph.onnx.library.ops import Form, LibraryOp, functor_of
 
-#: kernels/ort_dense.h: what a result holds, by `Store.per_row`.
+#: kernels/ort/dense.h: what a result holds, by `Store.per_row`.
 _RESULTS = {"": "og::each_element", "kept": "og::each_row_kept", "dropped": "og::each_row_dropped"}
 
 _ENTRY = """extern "C" __attribute__((visibility("default"))) og::ort::Status* RegisterCustomOps(
@@ -70,9 +70,9 @@ def library_text(ops: Sequence[LibraryOp]) -> LibraryText:
         )
         rows.append(f"  {{{{}}, &og::ort::on_cpu, {row}")
         gpu_rows += [f"  {{{{}}, &og::ort::on_gpu, {row}"] if op.on_gpu else []
-    skeletons = ["ort_rows.h"] if any(form.row_rank for op in unique for form in op.forms) else []
-    skeletons += ["ort_gpu.h"] if gpu else []
-    parts = [spliced(*(skeletons or ["ort_op.h"]))]
+    skeletons = ["ort/rows.h"] if any(form.row_rank for op in unique for form in op.forms) else []
+    skeletons += ["ort/gpu.h"] if gpu else []
+    parts = [spliced(*(skeletons or ["ort/op.h"]))]
     parts += [f"namespace {name} {{\n{code}\n}}" for code, name in kernels.items()]
     parts += ["\n".join([*tables, "static og::ort::Op ops[] = {", *rows, *gpu_rows, "};"])]
     parts += [_images(list(gpu))] if gpu else []
@@ -126,7 +126,7 @@ def _form_tables(
     )
     variants, launch = [], "launch<{}>"
     if form.row_rank:
-        launch = f"launch_rows<{{}}, {_bool(form.row_rank > 1)}>"
+        launch = f"launch_inner<{{}}, {_bool(form.row_rank > 1)}>"
     for kinds in form.kinds:
         code = functor_of(form, kinds)
         kernel = kernels.setdefault(code, f"kernel{len(kernels)}")

@@ -1,7 +1,7 @@
 """Bernoulli draws in host memory, as dropout makes them: torch's own numbers in an eighth of its time.
 
-Torch draws them one by one. `kernels/mersenne_twister.h` draws many at a time from the state of torch's generator, and
-writes the state afterwards back, so every number that is drawn later is eager torch's, too.
+Torch draws them one by one. `kernels/cpu/mersenne_twister.h` draws many at a time from the state of torch's generator,
+and writes the state afterwards back, so every number that is drawn later is eager torch's, too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _native() -> Callable[[torch.Generator, torch.Tensor, float], None] | None:
     None without a compiler, and where this torch draws other numbers: it is compared with torch here.
     """
     try:
-        entry = native_entry("mersenne_twister.h", "og_bernoulli", None)
+        entry = native_entry("cpu/mersenne_twister.h", "og_bernoulli", None)
     except DeviceError:
         return None
 

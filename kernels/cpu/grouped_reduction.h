@@ -1,0 +1,191 @@
+#pragma once
+#include "cpu/grouped_strips.h"
+
+// The CPU skeleton of a loop over rows that are groups of lanes (opgraph/schedule/grouped_rows.py): a lane is reduced by
+// itself, as in kernels/cpu/outer_reduction.h, and what the lanes of a group make is joined in their order. A strip of lanes holds whole groups;
+// some strips are walked together, so that memory is read in longer stretches. A box is a piece of some rows, all their lanes.
+// Where it holds whole rows it does all passes; else passes are stages, as in kernels/cpu/split_reduction.h.
+
+namespace og {
+
+enum { line = 16, rows_in_turn = 4 };  // elements of a row for which a lane's sums stay in registers
+
+// Adds s[0], s[apart], ... of `turn` neighbours in a row. Four floats are added up first, as in kernels/cpu/row_reductions.h.
+template <int turn, class F, int pass, int k>
+OG_FN void add_turn(AllAcross<F, pass, k, true>&, i64, const typename F::Addend*, int) {}
+template <int turn, class F, int pass, int k>
+OG_FN void add_turn(AllAcross<F, pass, k, false>& all, i64 i, const typename F::Addend* s, int apart) {
+  constexpr How how = F::how(pass, k);
+  if constexpr (turn == 4 && how == How::add && sizeof(*s) == sizeof(float)) {
+    all.own.add(i, (s[0] + s[2 * apart]) + (s[apart] + s[3 * apart]));
+  } else {
+    for (int r = 0; r < turn; ++r) all.own.add(i, s[r * apart]);
+  }
+  add_turn<turn>(all.others, i, s + 1, apart);
+}
+
+// Elements of `turn` neighbours in each lane's row, `step` apart.
+template <class F, int pass, int turn>
+OG_FN void some_of_each(const F& f, i64 n, i64 step, AllAcross<F, pass>& made, double* const* cell) {
+  constexpr int n_reductions = F::reductions(pass), n_sums = pass + 1 == F::passes && F::stores ? F::sums : 0;
+  constexpr int apart = n_reductions + n_sums + 1;
+  OG_VECTORIZE
+  for (i64 i = 0; i < n; ++i) {
+    typename F::Addend s[turn * apart];
+    each<turn>([&](auto r) OG_LAMBDA {
+      f.template element<pass, false, 1>(i, i + r.value * step, s + r.value * apart);
+      for (int k = 0; k < n_sums; ++k) cell[k][i] += (double)s[r.value * apart + n_reductions + k];
+    });
+    add_turn<turn>(made, i, s, apart);
+  }
+}
+
+// One pass over what a box has of the rows at a place, which is there again afterwards.
+template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Place<F>& place, const double* totals, double* made) {
+  const Boxes& boxes = *all.boxes;
+  const i64 rank = boxes.space.rank, last = rank - 1, along = rank - 2;
+  i64 step = 0;  // how far all elements of the next element of a row are: then some take turns
+  bool even = !F::runs;
+  for (int k = 0; k < F::operands; ++k) {
+    if (!F::moves(k)) continue;
+    const i64 own = boxes.space.strides[k * rank + along];
+    even &= place.step[k] == 1 && (step == 0 || own == step);
+    step = own;
+  }
+  for (int k = 0; k < F::sums; ++k) even &= boxes.sum(k).strides[along] == 0;
+  Strips<F> strips = {all, place, 0, 0, {}};
+  while (strips.next()) {
+    strips.template start<pass>(totals);
+    AllAcross<F, pass> across[most_sides];
+    for (i64 s = 0; s < strips.count; ++s) across[s].start();
+    do {
+      for (i64 r = 0; r < place.extent[along];) {
+        const bool turns = even && place.extent[along] - r >= rows_in_turn;
+        for (i64 s = 0; s < strips.count; ++s) {
+          const i64 n = strips.lanes(s);
+          double* cell[F::sums + 1];
+          for (int k = 0; k < F::sums; ++k)
+            cell[k] = place.cell[k] + strips.lane(s) * boxes.sum(k).strides[last] + r * boxes.sum(k).strides[along];
+          strips.move(s, r);
+          strips.f[s].run();
+          if (turns) {
+            for (i64 t = rows_in_turn; t < 2 * rows_in_turn; ++t)
+              for (i64 i = 0; i < n; i += line) strips.f[s].ahead(t * step + i);
+          }
+          if (!turns) {
+            some_of_each<F, pass, 1>(strips.f[s], n, 0, across[s], cell);
+          } else if (n == side) {
+            some_of_each<F, pass, rows_in_turn>(strips.f[s], side, step, across[s], cell);
+          } else {
+            some_of_each<F, pass, rows_in_turn>(strips.f[s], n, step, across[s], cell);
+          }
+        }
+        r += turns ? (i64)rows_in_turn : 1;
+      }
+    } while (place.next(boxes, last - all.row_rank, along));
+    for (i64 s = 0; s < strips.count; ++s) {
+      alignas(64) double total[F::most + 1][side];
+      across[s].results(total);
+      for (int k = 0; k < F::reductions(pass); ++k)
+        __builtin_memcpy(made + k * all.lanes() + strips.lane(s), total[k], strips.lanes(s) * sizeof(double));
+    }
+  }
+}
+
+template <class F> OG_ONCE void finish_groups(const Groups& all, const Place<F>& place, const double* totals) {
+  Strips<F> strips = {all, place, 0, 0, {}};
+  while (strips.next()) {
+    strips.template start<F::passes>(totals);
+    for (i64 s = 0; s < strips.count; ++s) strips.f[s].finish(strips.lanes(s));
+  }
+}
+
+template <class F> OG_FN void start_sums(const Boxes& boxes, Place<F>& place, i64 number) {
+  for (int k = 0; k < F::sums; ++k) place.start_cells(boxes.sum(k), k, boxes.work + number * boxes.leaves + boxes.sum(k).left);
+}
+
+// A box of whole rows.
+template <class F> void box_of_groups(const Groups& all, i64 number) {
+  const Boxes& boxes = *all.boxes;
+  Place<F> place;
+  place.start(boxes, number);
+  start_sums(boxes, place, number);
+  double* const totals = all.partials + number * reductions_before<F, F::passes>() * all.lanes();
+  do {
+    each<F::passes>([&](auto pass) {
+      pass_of_groups<F, pass.value>(all, place, totals, totals + reductions_before<F, pass.value>() * all.lanes());
+      join_groups<F, pass.value>(all, totals);
+    });
+    finish_groups<F>(all, place, totals);
+  } while (place.next(boxes, 0, boxes.space.rank - 1 - all.row_rank));
+}
+
+// A piece of rows, and what follows when all pieces are done. Pieces are joined in their order.
+template <class F, int pass> void piece_of_groups(const Groups& all, i64 number) {
+  const Boxes& boxes = *all.boxes;
+  Place<F> place;
+  place.start(boxes, number);
+  if (pass + 1 == F::passes) start_sums(boxes, place, number);
+  const double* totals = all.totals + number / all.each * reductions_before<F, F::passes>() * all.lanes();
+  pass_of_groups<F, pass>(all, place, totals, all.partials + number * F::most * all.lanes());
+}
+template <class F, int pass> void end_of_pieces(const Groups& all) {
+  const i64 lanes_ = all.lanes();
+  for (i64 row = 0; row < all.rows; ++row) {
+    double* const totals = all.totals + row * reductions_before<F, F::passes>() * lanes_;
+    each<F::reductions(pass)>([&](auto k) {
+      double* total = totals + (reductions_before<F, pass>() + k.value) * lanes_;
+      for (i64 p = 0; p < all.each; ++p) {
+        const double* piece = all.partials + ((row * all.each + p) * F::most + k.value) * lanes_;
+        for (i64 i = 0; i < lanes_; ++i) total[i] = p ? joined<F::how(pass, k.value)>(total[i], piece[i]) : piece[i];
+      }
+    });
+    join_groups<F, pass>(all, totals);
+    if constexpr (pass + 1 == F::passes) {
+      Place<F> place;
+      place.start(*all.boxes, row * all.each);
+      finish_groups<F>(all, place, totals);
+    }
+  }
+}
+
+// As `stages` of kernels/cpu/split_reduction.h says.
+template <class F, int pass = 0> void stages_of_groups(const Groups& all, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  if constexpr (pass < F::passes) {
+    const i64 count = all.boxes->count, first = pass * count;
+    if (begin < first + count && end > first && begin >= 0) {
+      const auto work = [&](i64 number) { piece_of_groups<F, pass>(all, number); };
+      in_threads(work, begin > first ? begin - first : 0, end < first + count ? end - first : count, threads, parallel);
+    }
+    if (begin == -1 - pass || (begin == 0 && end == F::passes * count)) end_of_pieces<F, pass>(all);
+    stages_of_groups<F, pass + 1>(all, begin, end, threads, parallel);
+  }
+}
+
+// As og::launch_split, and where boxes hold whole rows as og::each_box says. After the sums follow the lanes of a group, those
+// of a strip, and whether boxes are pieces.
+template <class F>
+OG_FN void launch_grouped(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  double small[small_work];
+  const Boxes boxes = boxes_at<F>(base, layout, 0, small);
+  const i64 row_rank = boxes.box[-1], outer = boxes.space.rank - 1 - row_rank;
+  const i64* const more = boxes.sums + F::sums * (6 + boxes.space.rank);
+  double* const work = boxes.work + boxes.count * boxes.leaves;
+  Groups all = {&boxes, row_rank, more[0], more[1], 1, 1, more[0], work, work};
+  if (!more[2]) {
+    for (i64 d = outer; d < outer + row_rank; ++d) all.length *= boxes.space.dims[d];
+    return each_box<F>(boxes, begin, end, threads, parallel, [&](i64 number) { box_of_groups<F>(all, number); });
+  }
+  for (i64 d = 0; d < outer; ++d) all.rows *= boxes.space.dims[d];
+  for (i64 d = outer; d < outer + row_rank; ++d) {
+    all.each *= boxes.counts[d];
+    all.length *= boxes.space.dims[d];
+  }
+  all.partials = work + all.rows * reductions_before<F, F::passes>() * all.lanes();
+  stages_of_groups<F>(all, begin, end, threads, parallel);
+  if (begin == -F::passes || (begin == 0 && end == F::passes * boxes.count)) {
+    for (int k = 0; k < F::sums; ++k) totals<F>(boxes, k);
+  }
+}
+
+}  // namespace og

@@ -1,0 +1,109 @@
+#pragma once
+#include "cuda/tiled_sums.cuh"
+
+// What threads of a row have, joined: those of a warp in a butterfly of shuffles, which gives all of them the same bits,
+// warps in shared memory. One order whatever the grid; all threads of a block come here together.
+
+namespace og {
+
+enum { warp_size = 32 };
+enum class How { add, multiply, largest, smallest };
+
+// of(a, b) has the bits of of(b, a), NaN aside. Wide: what threads have when they meet; sums of a few floats each are
+// added up in double, which costs two shuffles instead of one.
+template <How how> struct Join;
+template <> struct Join<How::add> {
+  template <class T> using Wide = double;
+  template <class T> static OG_FN T nothing() { return 0; }
+  template <class T> static OG_FN T of(T a, T b) { return a + b; }
+};
+template <> struct Join<How::multiply> {
+  template <class T> using Wide = T;
+  template <class T> static OG_FN T nothing() { return 1; }
+  template <class T> static OG_FN T of(T a, T b) { return a * b; }
+};
+
+// NaN if one is; +0 is larger than -0.
+template <int sign> struct Extreme {
+  template <class T> using Wide = T;
+  template <class T> static OG_FN T nothing() { return sign * -infinity<T>(); }
+  template <class T> static OG_FN T of(T a, T b) {
+    const T beyond = (sign > 0 ? b > a : b < a) ? b : a;
+    const T chosen = a == b ? from_bits(sign > 0 ? bits(a) & bits(b) : bits(a) | bits(b)) : beyond;
+    return a != a ? a : b != b ? b : chosen;
+  }
+#if OG_DEVICE
+  static OG_FN float of(float a, float b) {
+    float chosen;
+    if constexpr (sign > 0) asm("max.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+    else asm("min.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+    return chosen;
+  }
+#endif
+};
+template <> struct Join<How::largest> : Extreme<1> {};
+template <> struct Join<How::smallest> : Extreme<-1> {};
+
+// Of n values, in pairs of pairs.
+template <class J, int n, class T> OG_FN T joined(const T* x) {
+  if constexpr (n == 1) return x[0];
+  else return J::of(joined<J, n / 2>(x), joined<J, n - n / 2>(x + n / 2));
+}
+
+// How each reduction of a pass joins, and how sums do.
+template <class F, int pass> struct Reducing { template <int k> using Of = Join<F::how(pass, k)>; };
+struct Adding { template <int k> using Of = Join<How::add>; };
+
+// What the n <= 32 threads of a group have, of neighbours in a warp those `apart` from each other; all of the warp's
+// threads come here.
+template <class J, int n, int apart = 1, class T> OG_FN T met(T x) {
+  OG_UNROLL for (int d = n / 2; d >= apart; d /= 2) x = J::of(x, __shfl_xor_sync(0xffffffffu, x, d));
+  return x;
+}
+
+// The first n of x become those of all threads of a row, joined as `J` says. Warps meet in two places by turns: before
+// one writes to a place again, all have met in the other. beside > 1: rows lie beside each other, and so do their
+// threads; those of a row are `beside` apart.
+template <class T, int threads, int most, int beside> struct Meeting {
+  static constexpr bool warps = beside == 1 && threads > warp_size;
+  static constexpr int in_warp = beside >= warp_size ? 1 : warp_size / beside;  // threads of a row beside others
+  static constexpr int terms = beside > 1 ? threads / (in_warp < threads ? in_warp : threads) : 1;
+  static constexpr bool shared = warps || terms > 1;
+  static constexpr int slots = warps ? threads / warp_size : terms * beside;
+  double (*place)[most][slots];
+  int turn;
+  template <class J, int n> OG_FN void meet(T (&x)[most]) {
+    const int thread = (int)threadIdx.x;
+    each<n>([&](auto k) {
+      using Own = typename J::template Of<k.value>;
+      typename Own::template Wide<T> wide = x[k.value];
+      if constexpr (beside == 1) wide = met<Own, (warps ? warp_size : threads)>(wide);
+      else if constexpr (in_warp > 1) wide = met<Own, warp_size, beside>(wide);
+      if constexpr (warps) {
+        if (thread % warp_size == 0) place[turn][k.value][thread / warp_size] = (double)wide;
+      } else if constexpr (shared) {
+        if (thread / beside % in_warp == 0)
+          place[turn][k.value][thread / beside / in_warp * beside + thread % beside] = (double)wide;
+      }
+      x[k.value] = (T)wide;
+    });
+    if constexpr (shared) {
+      __syncthreads();
+      each<n>([&](auto k) {
+        using Own = typename J::template Of<k.value>;
+        using Wide = typename Own::template Wide<T>;
+        const double* own = place[turn][k.value];
+        if constexpr (warps) {
+          x[k.value] = (T)met<Own, slots>((Wide)own[thread % slots]);
+        } else {
+          Wide total = (Wide)own[thread % beside];
+          OG_UNROLL for (int t = 1; t < terms; ++t) total = Own::of(total, (Wide)own[t * beside + thread % beside]);
+          x[k.value] = (T)total;
+        }
+      });
+      turn ^= 1;
+    }
+  }
+};
+
+}  // namespace og

@@ -1,0 +1,44 @@
+#pragma once
+#include "cuda/block_reduce.cuh"
+
+// Where rows are, and what their elements are divided by.
+
+namespace og {
+
+// ---- dividing a row --------------------------------------------------------------------------------------------
+
+// x / d for many x: two products instead of a quotient, 1.5 ulp off at most. The first takes the exponent of 1 / d, so
+// that neither overflows, or loses bits, unless the quotient does; 0, infinities and NaN come out as of a division.
+struct Inverse {
+  float scale, part;  // a power of 2; what is left, 1/2 to 1 where d is no extreme
+};
+OG_FN Inverse inverse_of(float d) {
+  const i32 own = 127 - (i32)(bits(d) >> 23 & 0xff), exponent = own < -126 ? -126 : own;
+  const float scale = from_bits((u32)(exponent + 127) << 23);
+  return {scale, divide(1.0f, d * scale)};
+}
+OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse.part; }
+
+// ---- the space -------------------------------------------------------------------------------------------------
+
+// Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: those of rows, then those of a row.
+// packs: of a row, of one run of it, and of a piece, where several blocks take a row. part[k]: where in `work` sum k
+// leaves what groups add up to; -1: there is one group, which completes it.
+template <int rank, int operands, int sums> struct RowSpace {
+  i64 rows, chunk, length, packs, run_packs, pieces, piece_packs;
+  i64 part[sums > 0 ? sums : 1];
+  i64 extent[rank];
+  i64 strides[operands][rank];
+};
+
+// Moves offsets to place `at` of the axes [from, to).
+template <class I, int from, int to, int rank, int operands, int sums>
+OG_FN void move_along(const RowSpace<rank, operands, sums>& space, I at, i64 (&offset)[operands]) {
+  OG_UNROLL for (int d = to - 1; d >= from; --d) {
+    const I extent = (I)space.extent[d], outer = d == from ? 0 : at / extent, here = at - outer * extent;
+    OG_UNROLL for (int k = 0; k < operands; ++k) offset[k] += (i64)here * space.strides[k][d];
+    at = outer;
+  }
+}
+
+}  // namespace og
