@@ -141,9 +141,12 @@ def _restoring(op: Op, big: LogicalTensor, small: LogicalTensor, weights: Logica
     """The attributes with which ConvTranspose of `small` has the spatial sizes of `big`."""
     sizes = _spatial(op, big)
     kernel = ordered(weights.dims or (), windows.weights_order(len(weights.dims or ()), op.attrs))[2:]
-    order = windows.data_order(len(small.dims or ()), op.attrs)
     window = Window.of(op.attrs, kernel, sizes)
-    covered = window.covered(ordered(small.dims or (), order)[2:])
+    counts = window.positions(sizes)  # those of `small`, where that is declared with unknown sizes
+    if small.dims is not None:
+        own_counts = ordered(small.dims, windows.data_order(len(small.dims), op.attrs))[2:]
+        counts = tuple(n if isinstance(n, int) else c for n, c in zip(own_counts, counts, strict=True))
+    covered = window.covered(counts)
     rest = tuple(n - c if isinstance(n, int) and isinstance(c, int) else 0 for n, c in zip(sizes, covered, strict=True))
     # auto_pad would pad for sizes that the stride divides; these are those of `big`.
     own = {"auto_pad": "None", "pads_begin": window.begin, "pads_end": window.end}

@@ -389,3 +389,23 @@ def test_whole_numbers_that_no_float_has_are_kept_apart() -> None:
     _, pullback = og.compile(graph, wrt=("x",)).vjp(feeds)
     want = [np.cos(0.5), np.exp(0.5), 1.0]
     np.testing.assert_allclose(pullback(np.ones(3, np.float32))["x"], want, rtol=1e-6)
+
+
+def test_the_gradient_of_transposed_weights_has_the_sizes_of_its_operands_where_none_are_declared() -> None:
+    text = (
+        "graph(x: f64[{shape}], d: f64[2,3,8,7]) -> (y)\n"
+        "  y = ConvTransposeBackwardWeights(x, d, weights_shape=[3, 1, 3, 3], strides=[2, 2], pads_begin=[2, 2], "
+        'pads_end=[1, 1], dilations=[2, 2], groups=3, data_format="NCX", weights_format="IOX")'
+    )
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": rng.normal(size=(2, 3, 4, 3)),
+        "d": rng.normal(size=(2, 3, 8, 7)),
+        "d_y": rng.normal(size=(3, 1, 3, 3)),
+    }
+    declared, open_ = (
+        og.evaluate(og.gradient(og.parse(text.format(shape=shape)), ["x", "d"]), feeds)
+        for shape in ("2,3,4,3", "?,?,4,?")
+    )
+    for name, value in declared.items():
+        np.testing.assert_array_equal(open_[name], value)
