@@ -21,7 +21,7 @@ ROUNDINGS = ("store", "each")
 NARROW = ("f16", "bf16")
 #: What is done to a loop once it is there, in this order, by name: each function takes the loop and the names of the
 #: loads that stand for literals.
-REWRITINGS: Mapping[str, Callable[[Loop, Collection[str]], Loop]] = {"hoist_factors": without_row_factors}
+REWRITINGS: dict[str, Callable[[Loop, Collection[str]], Loop]] = {"hoist_factors": without_row_factors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

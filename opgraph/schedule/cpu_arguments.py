@@ -1,4 +1,4 @@
-"""What a kernel of the CPU is told of its schedule: the numbers that kernels/cpu read."""
+"""What a kernel of the CPU is told of its schedule: the numbers that kernels/cpu reads."""
 
 from __future__ import annotations
 

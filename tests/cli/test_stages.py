@@ -160,19 +160,19 @@ def wrong_rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
     def hoisted(loop: Loop, numbers: Any) -> Loop:
         return with_kind(without_row_factors(loop, numbers), "Multiply", "Add")
 
-    monkeypatch.setitem(lower.REWRITINGS, "hoist_factors", hoisted)  # type: ignore[arg-type]
+    monkeypatch.setitem(lower.REWRITINGS, "hoist_factors", hoisted)
 
 
 def further_rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(lower.REWRITINGS, "of_sums", lambda loop, _: with_kind(loop, "ReduceSum", "ReduceMax"))  # type: ignore[arg-type]
+    monkeypatch.setitem(lower.REWRITINGS, "of_sums", lambda loop, _: with_kind(loop, "ReduceSum", "ReduceMax"))
 
 
 def wrong_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of columns as means."""
-    honest = cpu.column_sums
+    honest: Any = cpu.column_sums
 
     def sums(*args: Any) -> Any:
-        loop, layout = honest(*args)  # type: ignore[misc]
+        loop, layout = honest(*args)
         return replace(loop, stores=tuple(replace(s, total="{total} / {count}") for s in loop.stores)), layout
 
     monkeypatch.setattr(cpu, "column_sums", sums)
@@ -337,7 +337,7 @@ def test_the_example_in_contributing_prints_what_it_says(
     assert source.count(old) == 1
     names: dict[str, Any] = {"__name__": hoist_factors.__name__}
     exec(source.replace(old, new), names)
-    monkeypatch.setitem(lower.REWRITINGS, "hoist_factors", names["without_row_factors"])  # type: ignore[arg-type]
+    monkeypatch.setitem(lower.REWRITINGS, "hoist_factors", names["without_row_factors"])
     model = tmp_path / "scaled_max.txt"
     model.write_text(graph)
     assert main(["check", str(model), "--device", "cpu"]) == 1

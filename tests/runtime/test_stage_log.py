@@ -186,7 +186,8 @@ def test_where_nobody_reads_the_log_a_plan_has_the_kernel_itself() -> None:
     """So that a call costs what it did before there was a log; `test_launch` counts the functions that it enters."""
     f = og.compile(swish())
     f(array(f.graph))
-    (plan,) = f._steps[0].run._plans.values()  # type: ignore[attr-defined]
+    kernel: Any = f._steps[0].run
+    (plan,) = kernel._plans.values()
     assert not isinstance(plan.entry, Logged) and plan.entry.__name__ in f.kernels
 
 
