@@ -20,7 +20,7 @@
 #endif
 
 // A kernel that takes long is compiled in two halves at once: one calls functions that the other one has
-// (opgraph/runtime/building.py).
+// (opgraph/runtime/build_library.py).
 #if defined(OG_CALLS)
 #define OG_SHARED(function, ...) function;
 #elif defined(OG_FUNCTIONS)

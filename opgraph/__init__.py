@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from opgraph.ir.op import Op
     from opgraph.ir.parse import parse
     from opgraph.partition.partition import Partition
-    from opgraph.runtime.compiled import CompiledPartition
-    from opgraph.runtime.compiling import compile
+    from opgraph.runtime.compile_graph import compile
+    from opgraph.runtime.compiled_partition import CompiledPartition
     from opgraph.runtime.engine import Engine, Stream
     from opgraph.runtime.executable import Executable
     from opgraph.runtime.reference import evaluate
@@ -61,8 +61,8 @@ _LAZY = {
     "Op": "opgraph.ir.op",
     "parse": "opgraph.ir.parse",
     "Partition": "opgraph.partition.partition",
-    "CompiledPartition": "opgraph.runtime.compiled",
-    "compile": "opgraph.runtime.compiling",
+    "CompiledPartition": "opgraph.runtime.compiled_partition",
+    "compile": "opgraph.runtime.compile_graph",
     "Engine": "opgraph.runtime.engine",
     "Stream": "opgraph.runtime.engine",
     "Executable": "opgraph.runtime.executable",

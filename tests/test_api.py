@@ -114,7 +114,7 @@ def run(code: str) -> str:
 
 def test_a_star_import_brings_the_public_names_and_needs_no_extra() -> None:
     code = "from opgraph import *; import sys; print(Graph().finalize(), compile.__module__, 'onnx' in sys.modules)"
-    assert run(code) == "graph() -> () opgraph.runtime.compiling False"
+    assert run(code) == "graph() -> () opgraph.runtime.compile_graph False"
 
 
 def test_importing_loads_nothing_and_the_first_use_what_it_needs() -> None:

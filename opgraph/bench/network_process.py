@@ -29,7 +29,7 @@ from opgraph.bench.results import Cell
 from opgraph.bench.suites.timed import told, with_times
 from opgraph.bench.timing import Call, HostClock, in_turns, once
 from opgraph.bench.truth import far_off
-from opgraph.torch.graph.branches import BranchCheck
+from opgraph.torch.graph.parameter_branches import BranchCheck
 from opgraph.torch.graph.torch_internals import import_dynamo
 
 #: The result and the gradients of a call, as arrays of one dimension.

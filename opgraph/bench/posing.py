@@ -66,7 +66,7 @@ def posing(driver: str) -> Iterator[None]:
     from opgraph.runtime.device_array import RawStream
     from opgraph.runtime.providers import torch_cuda, torch_cuda_prepared, torch_internals
     from opgraph.torch.fused import op
-    from opgraph.torch.graph import program, targets
+    from opgraph.torch.graph import device_targets, program
 
     class Library(torch_cuda.TorchLibrary):
         def view(self, owner: Any) -> Any:
@@ -83,7 +83,7 @@ def posing(driver: str) -> Iterator[None]:
 
     replaced = [
         (op, "device_of", lambda tensors: torch.device("cuda", 0)),
-        (program, "target_of", lambda device: targets.CudaTarget(0)),
+        (program, "target_of", lambda device: device_targets.CudaTarget(0)),
         (torch_internals, "empty_cuda", torch_internals.empty_cpu),
         (torch.cuda, "is_current_stream_capturing", lambda: False),
         (torch_internals, "current_stream", lambda device: 0),

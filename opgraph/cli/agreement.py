@@ -15,7 +15,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.runtime.foreign import check_onnx
+from opgraph.runtime.foreign_nodes import check_onnx
 from opgraph.runtime.reference import evaluate
 
 Arrays = Mapping[str, np.ndarray]

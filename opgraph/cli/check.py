@@ -22,8 +22,8 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.partition.partition import FUSED, LIBRARY, UNSUPPORTED, Partition, graph_of
 from opgraph.partition.partitioner import partition
-from opgraph.runtime.compiled import nobody_runs
-from opgraph.runtime.compiling import compile
+from opgraph.runtime.compile_graph import compile
+from opgraph.runtime.compiled_partition import nobody_runs
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.reference import evaluate
 

@@ -201,7 +201,7 @@ def _failed(error: BaseException, target: str) -> OpGraphError:
 
 
 def _print(report: MemoryReport, limit: int | None) -> None:
-    from opgraph.torch.memory.text import summary, tables
+    from opgraph.torch.memory.report_text import summary, tables
 
     out = console()
     for line in summary(report):

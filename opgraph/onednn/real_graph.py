@@ -17,7 +17,7 @@ from opgraph.ir.logical_tensor import port_name
 from opgraph.onednn import capi
 from opgraph.onednn.c_values import c_op, c_tensor
 from opgraph.onednn.capi import CLogicalTensor
-from opgraph.runtime.arguments import Ports
+from opgraph.runtime.graph_arguments import Ports
 
 if TYPE_CHECKING:
     from opgraph.onednn.library import Library

@@ -24,7 +24,7 @@ from opgraph.errors import DeviceError, InvalidArguments, OpGraphError
 from opgraph.onnx.load import load
 from opgraph.onnx.origin import ModelLike
 from opgraph.onnx.source import Source
-from opgraph.runtime.compiling import compile as compiled
+from opgraph.runtime.compile_graph import compile as compiled
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.executable import Executable
 

@@ -21,8 +21,8 @@ from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.origin import Origin
 from opgraph.onnx.source import Source
 from opgraph.onnx.write import write
-from opgraph.runtime import exchange
-from opgraph.runtime.arguments import Ports
+from opgraph.runtime import array_exchange
+from opgraph.runtime.graph_arguments import Ports
 from opgraph.runtime.providers.onnx_region import tensor_proto
 from opgraph.transforms.units import with_constants
 
@@ -92,7 +92,7 @@ def with_weights(graph: Graph, weights: Mapping[str, Any]) -> Graph:
                 f"there is no constant {name!r} in the graph", where="save, weights", fix=f"the nearest names: {near}"
             )
     chosen = [known[name] for name in weights]
-    given = exchange.imported(weights, {})[0]
+    given = array_exchange.imported(weights, {})[0]
     arrays = Ports(chosen, "weight").bind(given, {})
     result = with_constants(graph, {t.id: a for t, a in zip(chosen, arrays, strict=True)})
     result.source = graph.source

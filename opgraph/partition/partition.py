@@ -15,7 +15,7 @@ from opgraph.partition.ports import needed_outside, read_from_outside
 from opgraph.partition.units import Unit
 
 if TYPE_CHECKING:
-    from opgraph.runtime.compiled import CompiledPartition
+    from opgraph.runtime.compiled_partition import CompiledPartition
     from opgraph.runtime.engine import Engine
 
 FUSED, LIBRARY, UNSUPPORTED = "fused", "library", "unsupported"
@@ -126,7 +126,7 @@ class Partition:
             InvalidShape: the shapes do not fit the ops.
             DeviceError: the kernel does not compile.
         """
-        from opgraph.runtime.compiled import compile_partition  # front door: a later stage
+        from opgraph.runtime.compiled_partition import compile_partition  # front door: a later stage
 
         return compile_partition(self, inputs, outputs, engine)
 

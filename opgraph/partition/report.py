@@ -91,7 +91,7 @@ def make_report(
     """The report on a finished partitioning.
 
     Args:
-        placed: why ops run where a device put them, by op id; see `opgraph.runtime.hybrid`.
+        placed: why ops run where a device put them, by op id; see `opgraph.runtime.cpu_placement`.
     """
     placed = placed or {}
     told: dict[int, list[str]] = {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from opgraph.errors import OpGraphError
 from opgraph.ir import opdef
-from opgraph.ir.draft import Draft
+from opgraph.ir.graph_builder import Draft
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 

@@ -227,7 +227,7 @@ _ROOM = 1 << 20
 def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], labels: tuple[str, ...]) -> bytes:
     import tempfile
 
-    from opgraph.runtime.building import FILE, built  # most processes find their kernels on disk and never come here
+    from opgraph.runtime.build_library import FILE, built  # most processes find their kernels on disk
 
     for form in (), (NO_LANES,):
         functions = FUNCTION_FLAGS if has_lanes() and not form else ()

@@ -19,10 +19,10 @@ from opgraph.loops.lower import Lowered
 from opgraph.loops.space import Shape, Strides
 from opgraph.partition.partition import Partition
 from opgraph.runtime import cpu_compiler
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
+from opgraph.runtime.cpu_plan import Plan, launch
 from opgraph.runtime.io_binding import BoundKernel
 from opgraph.runtime.operands import Operands
-from opgraph.runtime.plan import Plan, launch
 from opgraph.runtime.runner import GENERATED, Repeated
 from opgraph.runtime.shape_rules import ShapeRules
 from opgraph.schedule.cpu import Cpu

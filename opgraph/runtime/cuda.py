@@ -14,9 +14,9 @@ import numpy as np
 
 from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
-from opgraph.runtime.at_once import at_once
 from opgraph.runtime.device_array import Adopted, DeviceArray, RawStream
 from opgraph.runtime.nvrtc_errors import is_fault, no_memory, refused, refused_by_cuda, refused_in_capture, too_old
+from opgraph.runtime.parallel import at_once
 
 try:
     import cupy

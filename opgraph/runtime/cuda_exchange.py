@@ -1,4 +1,4 @@
-"""Arrays in and out of the CUDA engine: what `opgraph.runtime.exchange` is for the CPU, with the same functions."""
+"""Arrays in and out of the CUDA engine: the functions of `opgraph.runtime.array_exchange`, for CuPy arrays."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from opgraph.errors import InvalidArguments
 from opgraph.runtime import cuda
+from opgraph.runtime.array_exchange import counted, donation_refused, outputs_refused, overlap_refused, written
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.device_array import DeviceArray, Library
 from opgraph.runtime.engine import Stream
-from opgraph.runtime.exchange import counted, donation_refused, outputs_refused, overlap_refused, written
 from opgraph.runtime.runner import NO_SOURCES, Runner
 
 

@@ -18,7 +18,7 @@ from opgraph.loops.layout import CONTIGUOUS, STRIDED
 from opgraph.loops.lower import Lowered
 from opgraph.partition.partition import Partition
 from opgraph.runtime import cuda, cuda_memory
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_plan import Launch, Plan, struct_of
 from opgraph.runtime.cuda_sources import (

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from opgraph.runtime.overlap import repeats_memory
+from opgraph.runtime.memory_overlap import repeats_memory
 
 Shape: TypeAlias = tuple[int, ...]
 

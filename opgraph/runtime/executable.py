@@ -11,10 +11,10 @@ from opgraph.ir.graph import Graph
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.partition.partition import FUSED, Partition, needed_for
 from opgraph.partition.partitioner import partition
-from opgraph.runtime.arguments import Ports
-from opgraph.runtime.assembly import assembled, chained, defaults_on, exchange_of, may_lie_over
 from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.executable_builder import assembled, chained, defaults_on, exchange_of, may_lie_over
+from opgraph.runtime.graph_arguments import Ports
 from opgraph.runtime.memory_plan import MemoryPlan
 from opgraph.runtime.runner import Runner
 from opgraph.runtime.session_fast_path import whole_graph

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.runtime.bounded import Bounded
-from opgraph.runtime.frames import Frame, ShapeSet, key_of
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.io_binding import Looks, UnboundError
+from opgraph.runtime.prepared_calls import Frame, ShapeSet, key_of
 from opgraph.runtime.runner import Repeated, Runner
 
 #: Sets of shapes for which memory and launches are kept.
@@ -37,7 +37,7 @@ class Chain:
         names: of every value that a step makes, by id.
         constants: those that are outputs, by id.
         donated: position and name of each input that a result is written over, and that result's id.
-        check_donated: as `opgraph.runtime.exchange.check_donated`.
+        check_donated: as `opgraph.runtime.array_exchange.check_donated`.
         plans: whether values between steps may lie in planned memory (on a CPU).
     """
 

@@ -10,7 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from opgraph.runtime.cpu_kernel import HostKernel
-    from opgraph.runtime.plan import Plan
+    from opgraph.runtime.cpu_plan import Plan
 
 
 class Bound(Protocol):

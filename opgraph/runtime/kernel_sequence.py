@@ -19,7 +19,7 @@ from opgraph.codegen.sources import spliced
 from opgraph.errors import InvalidArguments
 from opgraph.ir.stage_log import Logged
 from opgraph.runtime import cpu_compiler, threads
-from opgraph.runtime.plan import Plan, Slots, launch
+from opgraph.runtime.cpu_plan import Plan, Slots, launch
 
 AnyPlan = TypeVar("AnyPlan")
 

@@ -16,9 +16,9 @@ from opgraph.ir.op import Op
 from opgraph.ir.schema import inferred_dims
 from opgraph.ops.conversion import cast
 from opgraph.partition.partition import NATIVE
-from opgraph.runtime import exchange
-from opgraph.runtime.arguments import Ports
-from opgraph.runtime.foreign import check_foreign, check_onnx
+from opgraph.runtime import array_exchange
+from opgraph.runtime.foreign_nodes import check_foreign, check_onnx
+from opgraph.runtime.graph_arguments import Ports
 
 #: Runs an op that opgraph has no formula for: the op and its inputs in, its outputs out.
 Foreign: TypeAlias = Callable[[Op, tuple[np.ndarray, ...]], Sequence[np.ndarray]]
@@ -62,14 +62,14 @@ def evaluate(
             f"cannot evaluate in {dtype!r}", where="evaluate", fix=f"use None or one of {', '.join(dtypes.FLOATS)}"
         )
     given_graph(graph, "evaluate")
-    feeds, named, kind = exchange.imported(feeds, named)
+    feeds, named, kind = array_exchange.imported(feeds, named)
     arrays = Ports(graph.inputs, "input", graph.defaults).bind(feeds, named)
     with np.errstate(all="ignore"):  # overflow and NaN are results like others
         values = {t.id: _in_working_dtype(a, dtype) for t, a in zip(graph.inputs, arrays, strict=True)}
         values.update((t.id, _in_working_dtype(opdef.array_of(t), dtype)) for t in graph.constants)
         results = _run_all(graph.ops, graph.outputs, values, dtype, foreign, watch)
     if kind is not None:
-        results = [exchange.exported(r, kind) for r in results]
+        results = [array_exchange.exported(r, kind) for r in results]
     names = Ports(graph.outputs, "output").names
     return results[0] if len(results) == 1 else dict(zip(names, results, strict=True))
 

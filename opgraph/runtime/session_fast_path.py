@@ -14,7 +14,7 @@ import numpy as np
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 
 #: Sets of shapes that are remembered.
 _MAX_SHAPES = 64

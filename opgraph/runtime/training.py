@@ -13,11 +13,11 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
-from opgraph.runtime.arguments import check_shape
+from opgraph.runtime.array_exchange import Watched
 from opgraph.runtime.engine import Engine
-from opgraph.runtime.exchange import Watched
 from opgraph.runtime.executable import Executable
-from opgraph.runtime.foreign import check_foreign
+from opgraph.runtime.foreign_nodes import check_foreign
+from opgraph.runtime.graph_arguments import check_shape
 from opgraph.transforms.cut import kept_name
 from opgraph.transforms.saved import Saved, training_plan
 from opgraph.transforms.units import freed

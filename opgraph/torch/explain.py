@@ -21,7 +21,7 @@ from opgraph.torch.graph.launches import Launch
 from opgraph.torch.memory.measure import measured, saved_tensors
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.memory.report import MemoryReport
-from opgraph.torch.tracing.reads import written
+from opgraph.torch.tracing.guard_discovery import written
 from opgraph.torch.tracing.trace import trace
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from opgraph.torch.memory.recomputed import Recomputed
 from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.report_text import recomputed_rows, size
 from opgraph.torch.memory.sums import Kept
-from opgraph.torch.memory.text import recomputed_rows, size
 
 Shape: TypeAlias = tuple[int, ...]
 #: What is said where there are graph breaks and no kernel.

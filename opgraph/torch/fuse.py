@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.fold import called_for_onnx, is_in_onnx_export
+from opgraph.torch.export_folding import called_for_onnx, is_in_onnx_export
 from opgraph.torch.fuse_module import fuse_module
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.graph.backend import check_rounding
-from opgraph.torch.graph.saved import Memory
-from opgraph.torch.tracing.plan import Miss, Plan
-from opgraph.torch.tracing.planning import make_plan
+from opgraph.torch.graph.min_cut import Memory
+from opgraph.torch.tracing.guard_discovery import NotKnown, OddArgument, Wrapper
+from opgraph.torch.tracing.guarded_plan import Miss, Plan
+from opgraph.torch.tracing.plan_builder import make_plan
 from opgraph.torch.tracing.proxy import proxies
-from opgraph.torch.tracing.reads import NotKnown, OddArgument, Wrapper
+from opgraph.torch.tracing.tensor_calls import Watch
 from opgraph.torch.tracing.trace import Run, Tracer
-from opgraph.torch.tracing.watch import Watch
 
 if TYPE_CHECKING:
     from opgraph.torch.explain_report import FusionReport

@@ -26,15 +26,15 @@ from torch import nn
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.runtime.providers.torch_internals import MODULE_CALLERS, has_saved_tensors_hooks, is_transformed
-from opgraph.torch.fold import called_for_onnx
+from opgraph.torch.export_folding import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
 from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.dynamo_entry import graph_breaks
-from opgraph.torch.graph.saved import Memory, check_memory
-from opgraph.torch.graph.single import NotAlone, Single, is_single
+from opgraph.torch.graph.min_cut import Memory, check_memory
+from opgraph.torch.graph.single_activation import NotAlone, Single, is_single
 from opgraph.torch.graph.torch_internals import capture_errors, graph_break_reasons, is_wrapped
-from opgraph.torch.tracing.places import users_level
-from opgraph.torch.tracing.reads import Wrapper
+from opgraph.torch.tracing.guard_discovery import Wrapper
+from opgraph.torch.tracing.trace_errors import users_level
 
 
 class _IsSingle(Exception):  # noqa: N818 - it ends a call before its first graph runs, and is no error

@@ -12,8 +12,8 @@ from torch import nn
 from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import is_transformed
 from opgraph.torch.fuse import fuse
-from opgraph.torch.overwrite import overwrite
-from opgraph.torch.tracing.reads import written
+from opgraph.torch.inplace_results import overwrite
+from opgraph.torch.tracing.guard_discovery import written
 
 
 class _Pointwise(nn.Module):
@@ -190,7 +190,7 @@ class Activation(_Pointwise):
 
     Args:
         fn: a function of torch ops, pointwise in x (what `fuse` takes); plain, or fused already.
-        inplace: the result is written into x; see `opgraph.torch.overwrite` for what that saves when.
+        inplace: the result is written into x; see `opgraph.torch.inplace_results` for what that saves when.
         params: by name, their first values: a number (a parameter of no dimension) or a tensor. They are in the
             state_dict under these names.
 

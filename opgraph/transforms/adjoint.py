@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from opgraph.ir.draft import Draft
+from opgraph.ir.graph_builder import Draft
 from opgraph.ir.logical_tensor import LogicalTensor
 
 #: Pairs (boolean tensor, the value it must have), all of which must hold.

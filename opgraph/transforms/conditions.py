@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from opgraph.ir import opdef
 from opgraph.ir.copy_graph import rebuilt
-from opgraph.ir.draft import Draft
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
+from opgraph.ir.graph_builder import Draft
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ops.reduction_gradients import has_places, is_extreme

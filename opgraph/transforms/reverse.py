@@ -7,9 +7,9 @@ from typing import Any
 
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir import dtypes, opdef
-from opgraph.ir.draft import Draft
 from opgraph.ir.expression import Call, Expr, Num
 from opgraph.ir.graph import Graph
+from opgraph.ir.graph_builder import Draft
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.adjoint import Conditional, Conditions, Contribution

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
 from opgraph.runtime import cpu_compiler
-from opgraph.torch.graph import recompute
+from opgraph.torch.graph import peak_recomputation
 
 #: Of a value; larger ones are left out.
 _MOST_ELEMENTS = 6000
@@ -396,7 +396,7 @@ def main() -> int:
     parser.add_argument("--recompute", action="store_true", help="over the peak values of any size are computed again")
     given = parser.parse_args()
     if given.recompute:
-        recompute.SMALLEST = 1
+        peak_recomputation.SMALLEST = 1
     if given.no_compiler:
         cpu_compiler.find_compiler = lambda: None  # type: ignore[assignment]
     torch.set_num_threads(1)

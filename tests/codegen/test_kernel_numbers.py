@@ -10,7 +10,7 @@ import pytest
 from opgraph.codegen import strip_mining
 from opgraph.codegen.sources import kernel_folder
 from opgraph.onnx.library import ops
-from opgraph.runtime import plan
+from opgraph.runtime import cpu_plan
 from opgraph.schedule import cpu, cpu_tiles, cuda, cuda_tiles, interleaved_rows, merged_axes, split_columns
 
 #: Name in the kernels of the CPU (.h) or of a GPU (.cuh), and the number here.
@@ -18,7 +18,7 @@ SHARED = (
     (".h", "max_cells", cpu_tiles.MAX_CELLS),
     (".h", "stretch", merged_axes.STRETCH),
     (".h", "max_spread", merged_axes.MAX_SPREAD),
-    (".h", "small_work", plan._SMALL_WORK),
+    (".h", "small_work", cpu_plan._SMALL_WORK),
     (".h", "strip", strip_mining.LONGEST),
     (".h", "side", interleaved_rows.LANES),
     (".h", "longest", interleaved_rows.TILE_BYTES),

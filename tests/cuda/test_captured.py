@@ -25,10 +25,10 @@ from opgraph.runtime import cpu_compiler  # noqa: E402
 from opgraph.torch.graph import backend  # noqa: E402
 from opgraph.torch.graph import program as graph_program  # noqa: E402
 from opgraph.torch.graph.decompositions import decompositions  # noqa: E402
+from opgraph.torch.graph.device_targets import target_of  # noqa: E402
+from opgraph.torch.graph.dynamic_shapes import SizedPrograms  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
-from opgraph.torch.graph.sizes import SizedPrograms  # noqa: E402
 from opgraph.torch.graph.symbolic_program import SizedProgram  # noqa: E402
-from opgraph.torch.graph.targets import target_of  # noqa: E402
 
 
 class Block(nn.Module):

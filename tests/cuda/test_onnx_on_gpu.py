@@ -12,7 +12,7 @@ from emulator import FakeArray, FakeCupy
 
 import opgraph as og
 from opgraph.errors import DeviceError
-from opgraph.runtime.compiled import runner
+from opgraph.runtime.compiled_partition import runner
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

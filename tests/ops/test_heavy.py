@@ -12,7 +12,7 @@ import pytest
 import opgraph as og
 from opgraph import errors
 from opgraph.ir import dtypes, opdef
-from opgraph.runtime.native import NativePartition, Program
+from opgraph.runtime.library_partition import NativePartition, Program
 
 CONV = 'data_format="NCX", weights_format="OIX"'
 POOL = 'kernel=[2, 2], strides=[2, 2], pads_begin=[0, 0], pads_end=[0, 0], data_format="NCX"'

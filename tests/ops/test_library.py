@@ -15,7 +15,7 @@ from opgraph import errors
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import port_name
 from opgraph.ir.opdef import OpDef
-from opgraph.runtime.native import NativePartition, Program
+from opgraph.runtime.library_partition import NativePartition, Program
 
 KINDS = pytest.mark.parametrize("record", LIBRARY, ids=lambda r: r.kind)
 UNKNOWN = pytest.mark.parametrize("unknown", ["", "sizes", "symbols", "rank"])
@@ -455,7 +455,7 @@ def test_a_convolution_of_an_empty_axis_is_its_bias(
     )
     feeds = {"x": np.ones(src, np.float32), "w": np.ones(weights, np.float32), "b": np.arange(5, dtype=np.float32)}
     found = [og.evaluate(graph, feeds, dtype=None), og.compile(graph)(feeds)]
-    monkeypatch.setattr("opgraph.runtime.native.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("opgraph.runtime.library_partition.importlib.util.find_spec", lambda name: None)
     for got in (*found, og.compile(graph)(feeds)):
         want = np.broadcast_to(feeds["b"].reshape(1, 5, 1, 1), made)
         np.testing.assert_array_equal(got, want, strict=True)

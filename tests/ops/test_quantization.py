@@ -14,7 +14,7 @@ from opgraph import errors
 from opgraph.ir import dtypes
 from opgraph.ir.opdef import all_ops
 from opgraph.ir.schema import bind_dtypes
-from opgraph.runtime.native import NativePartition, NumpyOps, OpLibrary, Program
+from opgraph.runtime.library_partition import NativePartition, NumpyOps, OpLibrary, Program
 
 INF, NAN = float("inf"), float("nan")
 

@@ -12,7 +12,7 @@ import pytest
 
 import opgraph as og
 from opgraph.runtime import cpu_kernel
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 
 
 def test_the_oldest_makes_room_and_one_that_is_there_does_not() -> None:
@@ -58,9 +58,9 @@ def test_one_shape_too_many_costs_a_fused_function_its_oldest(monkeypatch: pytes
     torch = pytest.importorskip("torch")
     import opgraph.torch as ogt
     from opgraph.torch.fused import op
-    from opgraph.torch.tracing import planning, trace
+    from opgraph.torch.tracing import plan_builder, trace
 
-    for module, name in (op, "MAX_CALLS"), (planning, "MOST_SHAPES"), (trace, "MOST_SHAPES"):
+    for module, name in (op, "MAX_CALLS"), (plan_builder, "MOST_SHAPES"), (trace, "MOST_SHAPES"):
         monkeypatch.setattr(module, name, 3)
     square = ogt.fuse(lambda x: x * x + 1)
     for n in (1, 2, 3, 4, 2):

@@ -18,8 +18,8 @@ import opgraph as og
 from opgraph.codegen.kernel import KernelSource, host_source
 from opgraph.errors import DeviceError
 from opgraph.loops.layout import bind
-from opgraph.runtime import building, cpu_compiler
-from opgraph.runtime.building import Built
+from opgraph.runtime import build_library, cpu_compiler
+from opgraph.runtime.build_library import Built
 from opgraph.schedule import cpu_body
 from opgraph.schedule.cpu_body import Form
 from opgraph.schedule.schedule import POINTWISE, POINTWISE_TILED, TILED_SUM
@@ -43,18 +43,18 @@ SUM = "\n  s = SumTo(y, a)"
 def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Built, list[int]]:
     """What the compiler makes of a source, and how many of its processes run at once, stage by stage."""
     compiler, at_once = cpu_compiler.find_compiler(), []
-    run = building._run
+    run = build_library._run
 
     def counting(commands: Sequence[Sequence[str]], folder: str) -> str | None:
         at_once.append(len(commands))
         return run(commands, folder)
 
-    monkeypatch.setattr(building, "_run", counting)
-    monkeypatch.setattr(building.os, "sched_getaffinity", lambda _: cpus)
+    monkeypatch.setattr(build_library, "_run", counting)
+    monkeypatch.setattr(build_library.os, "sched_getaffinity", lambda _: cpus)
     assert compiler is not None
     flags = compiler.flags(flat=True, branches=source.form is Form.BRANCHES)
-    made = building.built(source, compiler.command, flags, compiler.libraries)
-    monkeypatch.setattr(building, "_run", run)
+    made = build_library.built(source, compiler.command, flags, compiler.libraries)
+    monkeypatch.setattr(build_library, "_run", run)
     return made, at_once
 
 
@@ -97,11 +97,11 @@ def test_kernels_that_are_compiled_at_once_have_a_processor_each(monkeypatch: py
     source = host_source(in_order(loop, layout.variant))
     other = subprocess.Popen(["sleep", "60"])
     try:
-        monkeypatch.setattr(building, "_running", {other})
+        monkeypatch.setattr(build_library, "_running", {other})
         for cpus, stages in ({0, 1}, [1]), ({0, 1, 2}, [2, 1]):
             made, at_once = built_from(source, cpus, monkeypatch)
             assert made.library is not None and at_once == stages
-        assert building._running == {other}
+        assert build_library._running == {other}
     finally:
         other.kill()
         other.wait()

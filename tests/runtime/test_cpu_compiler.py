@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.runtime import building, cache, cpu_compiler
+from opgraph.runtime import build_library, cache, cpu_compiler
 
 PROGRAM = """
 import numpy as np, opgraph as og
@@ -116,7 +116,7 @@ def test_a_compiler_that_had_no_room_is_no_compiler_that_refused(monkeypatch: py
     """In a full folder it can write neither its files nor what it has to say."""
     monkeypatch.setattr(cpu_compiler, "_loaded", {})
     monkeypatch.setattr(cache, "find", lambda name: None)
-    monkeypatch.setattr(building, "built", lambda *_: building.Built(None, ""))
+    monkeypatch.setattr(build_library, "built", lambda *_: build_library.Built(None, ""))
     graph = og.parse("graph(x: f32[4]) -> (y)\n  y = Sinh(x)")
     with pytest.raises(og.errors.DeviceError, match="refused kernel"):
         og.compile(graph)

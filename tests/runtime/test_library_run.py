@@ -17,8 +17,8 @@ import opgraph as og
 from opgraph import errors
 from opgraph.ir.opdef import OpDef
 from opgraph.partition.partition import NATIVE
-from opgraph.runtime.compiled import runner
-from opgraph.runtime.native import NativePartition, NumpyOps, Program
+from opgraph.runtime.compiled_partition import runner
+from opgraph.runtime.library_partition import NativePartition, NumpyOps, Program
 
 MLP = """\
 graph(x: f32[batch,3], w: f32[5,3], b: f32[5], v: f32[5,2]) -> (y, norm)

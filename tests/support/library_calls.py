@@ -10,7 +10,7 @@ import numpy as np
 
 import opgraph as og
 from opgraph.ir import dtypes, opdef
-from opgraph.ir.draft import Draft
+from opgraph.ir.graph_builder import Draft
 from opgraph.ir.opdef import OpDef, Port, all_ops
 
 #: What a library runs: every native kind that is no loop over elements.

@@ -23,7 +23,7 @@ from onednn_shrink import shrunk
 import opgraph as og
 from opgraph.ir import dtypes, opdef
 from opgraph.partition.partition import NATIVE
-from opgraph.runtime.native import NativePartition, NumpyOps, Program
+from opgraph.runtime.library_partition import NativePartition, NumpyOps, Program
 from opgraph.runtime.reference import by_reference
 
 ENGINE = og.Engine("cpu")

@@ -12,7 +12,7 @@ import opgraph as og
 from opgraph.codegen.kernel import KernelSource
 from opgraph.loops.loop import Loop
 from opgraph.partition.partition import Partition
-from opgraph.runtime import compiled, cpu_kernel, executable, training
+from opgraph.runtime import compiled_partition, cpu_kernel, executable, training
 from opgraph.schedule.schedule import CpuSchedule
 
 
@@ -20,7 +20,7 @@ from opgraph.schedule.schedule import CpuSchedule
 def found_once() -> Iterator[None]:
     """While this lasts, a finalized graph is partitioned once, has one training plan for the same inputs, each of its
     partitions one loop, and a loop one text for each way to call it."""
-    partition, training_plan, lower = executable.partition, training.training_plan, compiled.lower
+    partition, training_plan, lower = executable.partition, training.training_plan, compiled_partition.lower
     source = cpu_kernel.host_source
     texts: dict[tuple[int, Hashable], tuple[Loop, KernelSource]] = {}
     loops: dict[tuple[int, str, frozenset[int]], tuple[Partition, Any]] = {}
@@ -47,9 +47,9 @@ def found_once() -> Iterator[None]:
 
     cpu_kernel.host_source = written
     executable.partition, training.training_plan = partitioned, planned  # type: ignore[assignment]
-    compiled.lower = lowered  # type: ignore[assignment]
+    compiled_partition.lower = lowered  # type: ignore[assignment]
     try:
         yield
     finally:
-        executable.partition, training.training_plan, compiled.lower = partition, training_plan, lower
+        executable.partition, training.training_plan, compiled_partition.lower = partition, training_plan, lower
         cpu_kernel.host_source = source

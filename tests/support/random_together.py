@@ -25,8 +25,8 @@ from opgraph.codegen import kernel
 from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.prune_source import needed
 from opgraph.codegen.sources import spliced
-from opgraph.runtime import assembly, cpu_compiler
-from opgraph.runtime.at_once import at_once
+from opgraph.runtime import cpu_compiler, executable_builder
+from opgraph.runtime.parallel import at_once
 
 #: What GCC inlines a function for at every level.
 _BY_FORCE = "__attribute__((always_inline))"
@@ -77,12 +77,12 @@ class Together:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        cpu_compiler.load, assembly.at_once = self._load, self._at_once
+        cpu_compiler.load, executable_builder.at_once = self._load, self._at_once
         kernel.needed = lambda skeleton, own: ""  # what a kernel needs of its skeleton is asked for no kernel by itself
         try:
             yield
         finally:
-            cpu_compiler.load, assembly.at_once, kernel.needed = self._usual, at_once, needed
+            cpu_compiler.load, executable_builder.at_once, kernel.needed = self._usual, at_once, needed
 
     def _entered(self, call: Callable[[], None]) -> Callable[[_Task], None]:
         def run(task: _Task) -> None:

@@ -19,10 +19,10 @@ import opgraph.torch as ogt  # noqa: E402
 from opgraph.loops.lower import lower  # noqa: E402
 from opgraph.runtime import cpu_compiler  # noqa: E402
 from opgraph.runtime.cpu_kernel import HostKernel  # noqa: E402
-from opgraph.torch.graph import program, sizes  # noqa: E402
+from opgraph.torch.graph import dynamic_shapes, program  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
-from opgraph.torch.graph.expressions import Expressions, NotSymbolicError  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
+from opgraph.torch.graph.size_expressions import Expressions, NotSymbolicError  # noqa: E402
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def step(model, inputs, seed):
 @pytest.mark.parametrize(
     ("kind", "feed", "sizes"),
     [
-        (Images, images, [(2, 17), (3, 17), (5, 17), (3, 19)]),  # images of 169 elements and more: see at_once.py
+        (Images, images, [(2, 17), (3, 17), (5, 17), (3, 19)]),  # images of 169 elements and more: see parallel.py
         (Tokens, tokens, [(2, 9), (3, 9), (5, 9), (3, 11), (5, 12)]),
     ],
     ids=["images", "tokens"],
@@ -443,13 +443,13 @@ def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
 
 
 def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
-    draw = sizes.sample_sizes
+    draw = dynamic_shapes.sample_sizes
 
     def slowly(*args):
         time.sleep(0.3)
         return draw(*args)
 
-    monkeypatch.setattr(sizes, "sample_sizes", slowly)
+    monkeypatch.setattr(dynamic_shapes, "sample_sizes", slowly)
 
     def plain(x):
         return torch.softmax(x @ x.mT, -1) @ x / x.shape[0]
@@ -518,12 +518,12 @@ def test_what_fails_for_sizes_that_no_call_gave_is_nobodys(programs, function, s
 def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from opgraph.torch.graph import expressions
+    from opgraph.torch.graph import size_expressions
 
     s = ShapeEnv().create_unbacked_symint()
     graph = _graph_of(s * 3 + 1)
     for text in ("s + ", "unknown(s)", "1 / (s - 10)", "3.0 * u0 + 1", "4 * u0"):
-        monkeypatch.setattr(expressions, "python_text", lambda expression, text=text: text)
+        monkeypatch.setattr(size_expressions, "python_text", lambda expression, text=text: text)
         with pytest.raises(NotSymbolicError):
             Expressions(graph, [s.node.expr], [[10], [12], [17]])
 

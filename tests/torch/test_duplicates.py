@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from opgraph.torch.graph.duplicates import Sources
+from opgraph.torch.graph.duplication import Sources
 
 aten = torch.ops.aten
 

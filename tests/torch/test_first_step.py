@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions  # noqa: E402
-from opgraph.torch.graph.constants import fold_constants  # noqa: E402
+from opgraph.torch.graph.constant_folding import fold_constants  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -148,9 +148,9 @@ class Counting(TorchDispatchMode):
 
 
 def test_a_program_that_nobody_looks_at_is_not_searched_for_readers(gated, monkeypatch):
-    from opgraph.torch.graph import steps
+    from opgraph.torch.graph import program_text
 
-    monkeypatch.setattr(steps, "_first_readers", lambda inputs: pytest.fail("nobody looks on"))
+    monkeypatch.setattr(program_text, "_first_readers", lambda inputs: pytest.fail("nobody looks on"))
     gated(torch.randn(4, 8)).backward()
 
 

@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.graph.aten import is_reduction  # noqa: E402
 from opgraph.torch.graph.backend import Captured, observed  # noqa: E402
-from opgraph.torch.graph.groups import MAX_REDUCTION_DEPTH, MAX_REDUCTIONS  # noqa: E402
+from opgraph.torch.graph.kernel_groups import MAX_REDUCTION_DEPTH, MAX_REDUCTIONS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("error:.*runs unfused")
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import opgraph.torch as ogt
-from opgraph.torch.graph.saved import Memory
+from opgraph.torch.graph.min_cut import Memory
 
 
 class Block(nn.Module):

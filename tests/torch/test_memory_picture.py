@@ -16,7 +16,7 @@ import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
 from opgraph.torch.memory.picture import MAX_BARS  # noqa: E402
-from opgraph.torch.memory.text import size  # noqa: E402
+from opgraph.torch.memory.report_text import size  # noqa: E402
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = "a<script>alert(1)</script>&\"'" + "n" * 200

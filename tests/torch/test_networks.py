@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.bench.suites.host import python_calls  # noqa: E402
-from opgraph.torch.graph import backend, branches, constants  # noqa: E402
+from opgraph.torch.graph import backend, constant_folding, parameter_branches  # noqa: E402
 from opgraph.torch.graph.program import Program  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
@@ -535,14 +535,14 @@ def test_no_branch_is_stale_however_its_parameter_changes(turning, name):
 
 def test_a_check_of_branches_in_host_memory_runs_few_python_functions(turning, monkeypatch):
     counted = []
-    check = branches.BranchCheck.__call__
+    check = parameter_branches.BranchCheck.__call__
 
     def counting(self, parameters):
         answer = []
         counted.append(python_calls(lambda: answer.append(check(self, parameters))))
         return answer[0]
 
-    monkeypatch.setattr(branches.BranchCheck, "__call__", counting)
+    monkeypatch.setattr(parameter_branches.BranchCheck, "__call__", counting)
     x = torch.randn(5)
     for _ in range(2):
         counted.clear()  # the first round compiles each way
@@ -644,7 +644,7 @@ def test_a_place_in_the_storage_is_counted_from_its_beginning():
 
 
 def test_views_of_large_constants_keep_their_strides(monkeypatch):
-    monkeypatch.setattr(constants, "MOST_BYTES", 100)
+    monkeypatch.setattr(constant_folding, "MOST_BYTES", 100)
 
     def function(x):
         return torch.arange(12.0).view(3, 4).t().expand(10, 4, 3) * x

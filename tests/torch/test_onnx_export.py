@@ -12,7 +12,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import opgraph.torch as ogt
-from opgraph.torch import fold
+from opgraph.torch import export_folding
 from opgraph.torch.naf1 import NAF1, with_order
 
 pytest.importorskip("onnxscript", reason="torch's ONNX exporter needs onnxscript")
@@ -128,9 +128,9 @@ def test_folding_tells_the_exporter_nothing_of_gradients(monkeypatch: pytest.Mon
             told.append(getattr(func, "__name__", ""))
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(fold, "is_in_onnx_export", lambda: True)
+    monkeypatch.setattr(export_folding, "is_in_onnx_export", lambda: True)
     with Told():
-        y = fold.called_for_onnx(NAF1(), (torch.ones(3),), {})
+        y = export_folding.called_for_onnx(NAF1(), (torch.ones(3),), {})
     assert y.shape == (3,) and "where" in told
     assert not any("grad" in name for name in told)
 

@@ -240,7 +240,7 @@ class Reads(TorchFunctionMode):
 
 def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypatch) -> None:
     """The tensors are the CPU's, but treated as those of a device whose values take a wait."""
-    monkeypatch.setattr("opgraph.torch.tracing.planning.waits", lambda tensor: True)
+    monkeypatch.setattr("opgraph.torch.tracing.plan_builder.waits", lambda tensor: True)
     act = naf1.with_order(0.7)
     fused, x = fuse(act.forward), torch.linspace(-4, 4, 101)
     with Reads() as eager:

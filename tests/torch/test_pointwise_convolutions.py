@@ -13,7 +13,7 @@ from torch.nn import functional
 import opgraph.torch as ogt
 from opgraph.torch.graph.backend import Captured, observed
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.steps import same_strides
+from opgraph.torch.graph.program_text import same_strides
 
 aten = torch.ops.aten
 LAST = torch.channels_last

@@ -10,7 +10,7 @@ import network_calls  # noqa: E402
 from network_calls import CASES  # noqa: E402
 from random_networks import Text, drawn, problems, shrunk  # noqa: E402
 
-import opgraph.torch.graph.saved as saved  # noqa: E402
+import opgraph.torch.graph.min_cut as saved  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

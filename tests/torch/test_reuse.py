@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch import zoo  # noqa: E402
-from opgraph.torch.graph import program, recompute  # noqa: E402
+from opgraph.torch.graph import peak_recomputation, program  # noqa: E402
 from opgraph.torch.graph.backend import Captured, observed  # noqa: E402
 
 MIB = 2**20
@@ -66,7 +66,7 @@ def run(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor], Captured]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 8))])
 def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_GATHERED", 0)  # as programs of large values are made
-    monkeypatch.setattr(recompute, "SMALLEST", 1)
+    monkeypatch.setattr(peak_recomputation, "SMALLEST", 1)
     torch.manual_seed(seed)
     results, gradients, made = run(seed)
     assert any(line.count(" ") == 6 and "=" in line for line in made.backward.source.splitlines())  # "    a = b"
@@ -77,7 +77,7 @@ def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, mon
     for own, other in zip([*results, *gradients], [*plain[0], *plain[1]], strict=True):
         assert torch.equal(own, other)
     torch._dynamo.reset()
-    monkeypatch.setattr(recompute, "recompute_over_peak", lambda *_: False)
+    monkeypatch.setattr(peak_recomputation, "recompute_over_peak", lambda *_: False)
     torch.manual_seed(seed)
     plain = run(seed)  # other kernels add up in another order
     for own, other in zip([*results, *gradients], [*plain[0], *plain[1]], strict=True):
@@ -88,8 +88,8 @@ def test_collectives_keep_the_memory_that_they_read() -> None:
     """What an op outside of PyTorch's own reads may still be read when it has returned."""
     from torch.fx import Graph
 
-    from opgraph.torch.graph.places import place_of
-    from opgraph.torch.graph.reuse import own_values
+    from opgraph.torch.graph.memory_reuse import own_values
+    from opgraph.torch.graph.tensor_locations import place_of
 
     graph = Graph()
     x = graph.placeholder("x")

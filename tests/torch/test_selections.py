@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import opgraph.torch as ogt
-from opgraph.torch.graph.saved import Memory
+from opgraph.torch.graph.min_cut import Memory
 
 
 class Largest(nn.Module):

@@ -15,7 +15,7 @@ from torch.overrides import get_overridable_functions  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.tracing.calls import table  # noqa: E402
-from opgraph.torch.tracing.watch import Watch, told_to_write, writes  # noqa: E402
+from opgraph.torch.tracing.tensor_calls import Watch, told_to_write, writes  # noqa: E402
 
 FUNCTIONS = sorted({f for group in get_overridable_functions().values() for f in group}, key=str)
 #: torch's schemas say that these write: into memory of their own, a handle, or in a form that takes Python lists.

@@ -21,7 +21,7 @@ from opgraph.onnx.library.text import LibraryText, image_file, library_text
 from opgraph.onnx.origin import Origin
 from opgraph.onnx.write import data_place
 from opgraph.runtime import cpu_compiler
-from opgraph.runtime.building import NOTHING, library_at
+from opgraph.runtime.build_library import NOTHING, library_at
 
 #: -march=native in the flags of kernels is for the machine itself; a library may be meant for another one.
 NATIVE = "native"

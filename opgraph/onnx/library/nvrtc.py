@@ -8,7 +8,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 
 from opgraph.errors import DeviceError
-from opgraph.runtime.at_once import at_once
+from opgraph.runtime.parallel import at_once
 
 #: As the CUDA engine compiles them, with what CuPy adds: a library has its bits.
 OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=true", "--device-as-default-execution-space")

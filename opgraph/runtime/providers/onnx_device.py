@@ -16,8 +16,8 @@ from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.cuda_exchange import CudaExchange, Hosted
 from opgraph.runtime.device_array import Adopted, Library
 from opgraph.runtime.engine import Engine, Stream
-from opgraph.runtime.foreign import check_onnx
-from opgraph.runtime.native import native_runner, torch_on_gpu
+from opgraph.runtime.foreign_nodes import check_onnx
+from opgraph.runtime.library_partition import native_runner, torch_on_gpu
 from opgraph.runtime.providers.onnx_session import one_line
 from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion
 from opgraph.runtime.runner import NO_SOURCES, Runner

@@ -14,7 +14,7 @@ from opgraph.runtime import cuda
 from opgraph.runtime.cuda_arrays import library_of, raw_stream, seen
 from opgraph.runtime.device_array import DeviceArray
 from opgraph.runtime.engine import Stream
-from opgraph.runtime.native import Program
+from opgraph.runtime.library_partition import Program
 from opgraph.runtime.providers.torch import from_numpy, to_numpy
 from opgraph.runtime.providers.torch_cuda import TORCH
 from opgraph.runtime.providers.torch_device_ops import DeviceOps

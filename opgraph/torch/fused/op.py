@@ -12,10 +12,10 @@ import torch
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.providers.torch_internals import has_storage, tracing_state, transforms_active
 from opgraph.runtime.providers.torch_prepared import Run, Statements, is_plain, tensor_names
-from opgraph.torch.fold import is_in_onnx_export
+from opgraph.torch.export_folding import is_in_onnx_export
 from opgraph.torch.fused.autograd import recorder
 from opgraph.torch.fused.composite import composite
 from opgraph.torch.fused.graph import prepared, with_data, without_data

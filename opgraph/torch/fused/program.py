@@ -11,9 +11,9 @@ from opgraph.errors import InvalidArguments, InvalidDataType
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime import huge_pages, memory_pool
-from opgraph.runtime.arguments import check_shape, check_symbols, symbolic
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.executable import Executable
+from opgraph.runtime.graph_arguments import check_shape, check_symbols, symbolic
 from opgraph.runtime.providers.torch import torch_dtype
 from opgraph.runtime.providers.torch_prepared import (
     Run,

@@ -12,7 +12,7 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.providers.torch import torch_dtype
 from opgraph.runtime.providers.torch_internals import FakeTensor
 from opgraph.torch.broadcast import broadcast_shapes

@@ -23,11 +23,11 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.pause_gc import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
-from opgraph.torch.graph.boundaries import compile_parts
-from opgraph.torch.graph.branches import fold_branches
+from opgraph.torch.graph.autograd_boundaries import compile_parts
+from opgraph.torch.graph.backward_inputs import Hooks, backward_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions
-from opgraph.torch.graph.given import Hooks, backward_of
+from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
 from opgraph.torch.graph.known_faults import (
     copy_overlapping_results,
     fault_of_frame,
@@ -36,12 +36,12 @@ from opgraph.torch.graph.known_faults import (
     with_inputs_returned,
 )
 from opgraph.torch.graph.layouts import channels_last
-from opgraph.torch.graph.norms import shows_statistics
-from opgraph.torch.graph.origin import mark_recomputed
+from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
+from opgraph.torch.graph.node_origin import mark_recomputed
+from opgraph.torch.graph.norm_statistics import shows_statistics
+from opgraph.torch.graph.parameter_branches import fold_branches
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.saved import Memory, check_memory, partitioner
 from opgraph.torch.graph.second_derivatives import with_second_derivatives
-from opgraph.torch.graph.sizes import SizedPrograms, has_symbols
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
     capture_errors,
@@ -52,7 +52,7 @@ from opgraph.torch.graph.torch_internals import (
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
 from opgraph.torch.graph.unread_draws import draws_numbers, with_unread_draws
-from opgraph.torch.tracing.places import users_level
+from opgraph.torch.tracing.trace_errors import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
 

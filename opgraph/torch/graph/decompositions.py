@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.graph.norms import decompositions_of_norms
+from opgraph.torch.graph.norm_statistics import decompositions_of_norms
 from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
-from opgraph.torch.graph.branches import written_arguments
+from opgraph.torch.graph.parameter_branches import written_arguments
 from opgraph.torch.graph.torch_internals import MEMORY, hint, memory_of
 
 #: Methods that give a tensor another shape in place.

@@ -20,9 +20,9 @@ from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.torch.graph.aten import FROM_SIZES, NodeEmitter, is_reduction, keeps_axes, reduced_axes, value_of
 from opgraph.torch.graph.axis_splits import split_of
 from opgraph.torch.graph.common_subexpressions import key_of
-from opgraph.torch.graph.groups import Group, columns_of
-from opgraph.torch.graph.places import Place, place_of
-from opgraph.torch.graph.targets import Target
+from opgraph.torch.graph.device_targets import Target
+from opgraph.torch.graph.kernel_groups import Group, columns_of
+from opgraph.torch.graph.tensor_locations import Place, place_of
 from opgraph.torch.graph.views import base_of
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from opgraph.torch.graph.aten import bytes_of, value_of
-from opgraph.torch.graph.recompute import SMALLEST
+from opgraph.torch.graph.peak_recomputation import SMALLEST
 
 aten = torch.ops.aten
 

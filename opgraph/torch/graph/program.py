@@ -17,24 +17,24 @@ import torch
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
-from opgraph.runtime.at_once import at_once
 from opgraph.runtime.kernel_sequence import KernelLaunch
+from opgraph.runtime.parallel import at_once
 from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy_, reinterpret_tensor, tree_leaves
 from opgraph.torch.graph.aten import bytes_of, value_of
 from opgraph.torch.graph.bernoulli import bernoulli
-from opgraph.torch.graph.constants import fold_constants, move_fills
-from opgraph.torch.graph.groups import Group, schedule
+from opgraph.torch.graph.constant_folding import fold_constants, move_fills
+from opgraph.torch.graph.device_targets import Lines, Target, target_of
+from opgraph.torch.graph.input_mutations import join_writes
+from opgraph.torch.graph.kernel_groups import Group, schedule
 from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
 from opgraph.torch.graph.library_calls import Call, ChannelsLast, library_calls
-from opgraph.torch.graph.places import Beginnings, place_of
+from opgraph.torch.graph.memory_reuse import overwritable, own_values, reuse_memory
+from opgraph.torch.graph.peak_recomputation import with_lower_peak
 from opgraph.torch.graph.pointwise_convolutions import as_products
-from opgraph.torch.graph.recompute import with_lower_peak
-from opgraph.torch.graph.reuse import overwritable, own_values, reuse_memory
-from opgraph.torch.graph.steps import Allocation, Checked, Function, Step, watched, watchers, with_strides
-from opgraph.torch.graph.targets import Lines, Target, target_of
+from opgraph.torch.graph.program_text import Allocation, Checked, Function, Step, watched, watchers, with_strides
+from opgraph.torch.graph.tensor_locations import Beginnings, place_of
 from opgraph.torch.graph.torch_internals import saved_outputs
 from opgraph.torch.graph.views import base_of, is_view
-from opgraph.torch.graph.writes import join_writes
 
 aten = torch.ops.aten
 

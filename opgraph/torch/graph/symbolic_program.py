@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch.fx import GraphModule
 
-from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, SizedConstants
-from opgraph.torch.graph.expressions import Expressions, NotSymbolicError
+from opgraph.torch.graph.constant_folding import MOST_BYTES_OF_SIZES, SizedConstants
 from opgraph.torch.graph.launches import Launch
-from opgraph.torch.graph.places import Place, filled
 from opgraph.torch.graph.program import Program, plan_launches, sequence_of
-from opgraph.torch.graph.steps import Checked
+from opgraph.torch.graph.program_text import Checked
+from opgraph.torch.graph.size_expressions import Expressions, NotSymbolicError
+from opgraph.torch.graph.tensor_locations import Place, filled
 
 #: A number of a program's text.
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.])")

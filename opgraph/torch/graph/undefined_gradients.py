@@ -20,7 +20,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 
 from opgraph.ir.pause_gc import no_collector
-from opgraph.torch.graph.branches import written_inputs
+from opgraph.torch.graph.parameter_branches import written_inputs
 from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
 
 #: For each result of a graph, and then for each of its inputs as the graph leaves it, the inputs that it depends on, as

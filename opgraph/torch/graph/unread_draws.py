@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
-from opgraph.torch.graph.branches import draws_random_numbers, written_arguments
+from opgraph.torch.graph.parameter_branches import draws_random_numbers, written_arguments
 from opgraph.torch.graph.torch_internals import memory_of
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.inplace.function import forgets_mark_dirty, overwrites_its_own_input
-from opgraph.torch.inplace.record import Misread, Overwrite, Spoilt
+from opgraph.torch.inplace.autograd_function import forgets_mark_dirty, overwrites_its_own_input
+from opgraph.torch.inplace.observations import Misread, Overwrite, Spoilt
+from opgraph.torch.inplace.observed_run import Watch
 from opgraph.torch.inplace.report import InplaceFinding
 from opgraph.torch.inplace.source_position import Position
-from opgraph.torch.inplace.watch import Watch
 
 
 def _found(kind: str, at: Overwrite | Position | None, **text: Any) -> InplaceFinding:

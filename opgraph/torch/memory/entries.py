@@ -9,9 +9,9 @@ import torch
 
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.runtime.providers.torch_internals import tree_iter
-from opgraph.torch.memory.record import Attribute, Packed, Recorder
+from opgraph.torch.memory.saved_recording import Attribute, Packed, Recorder
+from opgraph.torch.memory.storage_trace import Watch, storage_of
 from opgraph.torch.memory.sums import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept
-from opgraph.torch.memory.watch import Watch, storage_of
 
 _DTYPE_NAMES = {**NAMES, torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
 

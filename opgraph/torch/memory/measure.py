@@ -25,13 +25,13 @@ from opgraph.runtime.providers.torch_internals import (
     tree_map,
 )
 from opgraph.torch.fuse_module import compiled_apart
-from opgraph.torch.graph.steps import watched_by
+from opgraph.torch.graph.program_text import watched_by
 from opgraph.torch.memory.entries import Roles, kept_entries
 from opgraph.torch.memory.recomputed import Run, recomputed_ops
-from opgraph.torch.memory.record import Recorder
 from opgraph.torch.memory.report import MemoryReport, Peak
+from opgraph.torch.memory.saved_recording import Recorder
+from opgraph.torch.memory.storage_trace import BACKWARD, Sample, Watch, existing_storages
 from opgraph.torch.memory.sums import totals_of
-from opgraph.torch.memory.watch import BACKWARD, Sample, Watch, existing_storages
 
 #: torch's own files, and ours.
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from opgraph.torch.graph.aten import bytes_of, packet
-from opgraph.torch.graph.origin import RECOMPUTED, Origin
+from opgraph.torch.graph.node_origin import RECOMPUTED, Origin
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.views import base_of, is_view
 

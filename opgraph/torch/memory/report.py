@@ -122,7 +122,7 @@ class MemoryReport:
         write_picture(self, Path(path))
 
     def __str__(self) -> str:
-        from opgraph.torch.memory.text import report_text
+        from opgraph.torch.memory.report_text import report_text
 
         return report_text(self)
 

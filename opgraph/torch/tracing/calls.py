@@ -12,7 +12,7 @@ import torch
 
 from opgraph.ir.opdef import OpDef, TorchCall, all_ops
 from opgraph.runtime.providers.torch_internals import nn_functions
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.compositions import COMPOSITIONS
 from opgraph.torch.tracing.proxy import OPERATORS
 
@@ -62,7 +62,7 @@ class Found:
     def other_overload(self) -> Exception:
         """What is raised for a call that is not the pointwise one."""
         name = self.functional.__name__
-        return places.unknown(
+        return trace_errors.unknown(
             name, f"only {self.call.signature} is pointwise", "call it so, or outside of the fused function"
         )
 

@@ -19,7 +19,7 @@ from opgraph.ir.expression import Call, Expr, Num, Param, parse_expression
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
 from opgraph.runtime.providers.torch_internals import without_autocast
 from opgraph.torch.broadcast import broadcast_shapes
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.calls import Found
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.session import Number, Session, Step
@@ -44,7 +44,7 @@ def name_of(dtype: torch.dtype, what: str) -> str:
         Unimplemented: it has none.
     """
     if dtype not in NAMES:
-        raise places.wrong_dtype(what, dtype)
+        raise trace_errors.wrong_dtype(what, dtype)
     return NAMES[dtype]
 
 
@@ -130,7 +130,7 @@ class Emitter:
         self.as_eager = session.as_eager
         self.on_host = session.device.type == "cpu"
         self.what = what
-        self._label = places.label()
+        self._label = trace_errors.label()
         self._found: Found | None = None
 
     def step(self, kind: str, operands: tuple[Any, ...], dtype: str, attrs: dict[str, Any] | None = None) -> Any:
@@ -155,7 +155,7 @@ class Emitter:
         exact = dtype == "f64" and any(float(np.float32(v)) != v and not math.isnan(v) for v in numbers)
         text = found.form(bound, dtype, exact)
         if not text:
-            raise places.unknown(self.what, "opgraph has no op for these arguments", "call it outside")
+            raise trace_errors.unknown(self.what, "opgraph has no op for these arguments", "call it outside")
         value = self._expr(_parsed(text), bound, dtype)
         return self._as(value, name_of(result, self.what))
 
@@ -177,7 +177,7 @@ class Emitter:
 
     def _number(self, value: Any, name: str) -> float:
         if not isinstance(value, (bool, int, float, np.number)):
-            raise places.unknown(
+            raise trace_errors.unknown(
                 self.what, f"{name} is {type(value).__name__}", "give a tensor or a Python number for it"
             )
         return value  # type: ignore[return-value]
@@ -223,7 +223,7 @@ class Emitter:
         for dtype in (compute, *(("boolean",) if allowed == ("boolean",) else others)):
             if dtype in allowed:
                 return dtype
-        raise places.wrong_dtype(self.what, TORCH_DTYPES[compute])
+        raise trace_errors.wrong_dtype(self.what, TORCH_DTYPES[compute])
 
     def _as(self, value: Value, dtype: str) -> Any:
         if isinstance(value.operand, Number):

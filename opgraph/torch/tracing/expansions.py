@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from opgraph.runtime.providers.torch_internals import device_and_dtype
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.emit import outcome
+from opgraph.torch.tracing.flips import turned
 from opgraph.torch.tracing.proxy import Proxy
 from opgraph.torch.tracing.session import Session
-from opgraph.torch.tracing.turned import turned
 
 #: Methods of a tensor that convert it, and what to.
 CONVERSIONS = {
@@ -58,7 +58,7 @@ def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any])
     target = tuple(k if s == -1 else s for s, k in zip(sizes, kept, strict=True))
     if any(k not in (1, s) for s, k in zip(target, kept)):
         raise RuntimeError(
-            f"a value of shape {list(args[0].shape)} does not expand to {list(sizes)} ({places.place()})"
+            f"a value of shape {list(args[0].shape)} does not expand to {list(sizes)} ({trace_errors.place()})"
         )
     return session.eager(torch.Tensor.expand, (one, target), {})  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
         dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
         if isinstance(dtype, torch.dtype):
             return dtype
-        raise places.unknown("type", f"{dtype!r} is no dtype", "give a torch.dtype")
+        raise trace_errors.unknown("type", f"{dtype!r} is no dtype", "give a torch.dtype")
     if name == "type_as":
         _same_device(x, args[1].device)
         return args[1].dtype  # type: ignore[no-any-return]
@@ -96,7 +96,7 @@ def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tor
 
 def _same_device(x: Proxy, device: torch.device) -> None:
     if device.type != x.device.type or device.index not in (None, x.device.index):
-        raise places.unknown("to", f"it moves data from {x.device} to {device}", "move tensors outside of it")
+        raise trace_errors.unknown("to", f"it moves data from {x.device} to {device}", "move tensors outside of it")
 
 
 def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, torch.dtype] | None:
@@ -107,9 +107,9 @@ def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if value is None:
         value = args[1] if len(args) > 1 else kwargs.get("fill_value")
     if not isinstance(value, (bool, int, float)):
-        raise places.unknown(name, "its value is no Python number", "multiply ones_like(x) by it")
+        raise trace_errors.unknown(name, "its value is no Python number", "multiply ones_like(x) by it")
     if kwargs.get("requires_grad"):
-        raise places.unknown(name, "inside, no tensor is a leaf", "make it outside of the fused function")
+        raise trace_errors.unknown(name, "inside, no tensor is a leaf", "make it outside of the fused function")
     if kwargs.get("device") is not None:
         _same_device(args[0], torch.device(kwargs["device"]))
     return value, kwargs.get("dtype") or args[0].dtype
@@ -121,7 +121,7 @@ def _contiguous(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict
     layout = args[1] if len(args) > 1 else kwargs.get("memory_format", torch.contiguous_format)
     for tensor in x.sources():
         if not session.eager(torch.Tensor.is_contiguous, (tensor,), {"memory_format": layout}):
-            raise places.unknown("contiguous", "its result has a layout in memory of its own", "call it outside")
+            raise trace_errors.unknown("contiguous", "its result has a layout in memory of its own", "call it outside")
     return x
 
 
@@ -154,7 +154,7 @@ def _dropout(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[st
     name = func.__name__
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", "alpha" not in name))
     if training:
-        raise places.random(name)
+        raise trace_errors.random(name)
     return args[0] if args else kwargs["input"]
 
 
@@ -163,9 +163,9 @@ def _rrelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     names = ("input", "lower", "upper", "training", "inplace")
     given = {"lower": 1 / 8, "upper": 1 / 3, "training": False, "inplace": False, **dict(zip(names, args)), **kwargs}
     if given["training"]:
-        raise places.random("rrelu")
+        raise trace_errors.random("rrelu")
     if given["lower"] > given["upper"]:
-        raise RuntimeError(f"Lower bound should be less than or equal to the upper bound ({places.place()})")
+        raise RuntimeError(f"Lower bound should be less than or equal to the upper bound ({trace_errors.place()})")
     slope = (given["lower"] + given["upper"]) / 2
     return torch.nn.functional.leaky_relu(given["input"], slope, given["inplace"])
 
@@ -177,7 +177,7 @@ def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[
     if isinstance(t, Proxy):
         if name in ("view_as", "reshape_as", "expand_as"):
             return getattr(t, name.removesuffix("_as"))(x.shape)
-        raise places.unknown(name, "it moves data", "call it outside")
+        raise trace_errors.unknown(name, "it moves data", "call it outside")
     if name in ("to", "type_as"):
         return session.eager(torch.Tensor.to, (t, x.device, x.dtype), {})
     return session.eager(getattr(torch.Tensor, name.removesuffix("_as")), (t, x.shape), {})

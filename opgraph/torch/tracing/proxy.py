@@ -10,7 +10,7 @@ import torch
 
 from opgraph.runtime.providers.torch_internals import make_subclass
 from opgraph.torch.broadcast import broadcast_shapes
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 
 if TYPE_CHECKING:
     from opgraph.torch.tracing.session import Session
@@ -72,7 +72,7 @@ class Proxy(torch.Tensor):
         return id(self if self.actual is None else self.actual)  # as torch's
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"'Tensor' object has no attribute {name!r} ({places.place()})")
+        raise AttributeError(f"'Tensor' object has no attribute {name!r} ({trace_errors.place()})")
 
     def __rtruediv__(self, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
@@ -237,7 +237,7 @@ _SEQUENCES = (list, tuple, str, bytes)
 def _no_operand(func: Callable[..., Any], other: Any) -> Any:
     """The answer to Python for an operand that tensors do not compute with; `==` and `!=` are then of objects."""
     if isinstance(other, _SEQUENCES) and func not in (torch.Tensor.__eq__, torch.Tensor.__ne__, torch.eq, torch.ne):
-        raise places.sequence(type(other).__name__)
+        raise trace_errors.sequence(type(other).__name__)
     return NotImplemented
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.expansions import is_view
+from opgraph.torch.tracing.metadata_queries import LAYOUT
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.questions import LAYOUT
 
 #: Functions for which Python needs the values.
 _READS = frozenset(
@@ -49,21 +49,25 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
         InvalidArguments: it needs the values of data.
         Unimplemented: everything else.
     """
-    outside = places.OUTSIDE
+    outside = trace_errors.OUTSIDE
     if name in _READS:
-        raise places.branch_on_data(name)
+        raise trace_errors.branch_on_data(name)
     if name in _REDUCES:
-        raise places.unknown(name, "a reduction over data is no pointwise function", outside)
+        raise trace_errors.unknown(name, "a reduction over data is no pointwise function", outside)
     if name in _PRODUCTS:
-        raise places.unknown(name, "it is no pointwise function; a library runs it better", outside)
+        raise trace_errors.unknown(name, "it is no pointwise function; a library runs it better", outside)
     if name in _RANDOM:
-        raise places.random(name)
+        raise trace_errors.random(name)
     if name in _GRADIENTS:
-        raise places.unknown(name, "inside, no tensor has a gradient yet", "use it on the arguments or on the result")
+        raise trace_errors.unknown(
+            name, "inside, no tensor has a gradient yet", "use it on the arguments or on the result"
+        )
     if name in LAYOUT:
-        raise places.unknown(name, "where a computed value will lie in memory is not known", "ask the arguments")
+        raise trace_errors.unknown(name, "where a computed value will lie in memory is not known", "ask the arguments")
     if name == "__setitem__":
-        raise places.unknown("x[...] = y", "it writes into a part of a tensor", "use torch.where(condition, y, x)")
+        raise trace_errors.unknown(
+            "x[...] = y", "it writes into a part of a tensor", "use torch.where(condition, y, x)"
+        )
     if is_view(name) and args and isinstance(args[0], Proxy):
-        raise places.view(name)
-    raise places.unknown(name, "opgraph knows no op for it", outside)
+        raise trace_errors.view(name)
+    raise trace_errors.unknown(name, "opgraph knows no op for it", outside)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgraph.errors import InvalidArguments
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.session import Session
 
@@ -36,7 +36,7 @@ def structure_of(session: Session, result: Any, outputs: dict[Ref, int], kept: l
     """
     if type(result) is Proxy:
         if result.session is not session:
-            raise places.leaked()
+            raise trace_errors.leaked()
         if result.actual is None:
             return Output(outputs.setdefault(result.ref, len(outputs)))
         result = result.actual

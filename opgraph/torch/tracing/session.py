@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.proxy import Proxy, Ref, proxy
-from opgraph.torch.tracing.watch import Watch, function_name
+from opgraph.torch.tracing.tensor_calls import Watch, function_name
 
 _REFS = [Ref(i) for i in range(64)]
 _DETACHES = (torch.detach, torch.Tensor.detach)
@@ -194,14 +194,14 @@ class Session:
         for name, value in kwargs.items():
             parts += (name, self._key(value))
         if torch.is_grad_enabled() is not self.with_gradients:
-            places.check_grad_mode(function_name(func), self.with_gradients)
+            trace_errors.check_grad_mode(function_name(func), self.with_gradients)
             parts.append(torch.no_grad)
         key = tuple(parts)
         node = self.node.after.get(key)
         if node is None:
             if self.finished:
-                raise places.leaked()
-            from opgraph.torch.tracing.record import record  # which builds on this module
+                raise trace_errors.leaked()
+            from opgraph.torch.tracing.call_recording import record  # which builds on this module
 
             return record(self, key, before, func, args, kwargs)
         return self.replay(node, func, args, kwargs)
@@ -259,7 +259,7 @@ class Session:
         kind = type(value)
         if kind is Proxy:
             if value.session is not self:
-                raise places.leaked()
+                raise trace_errors.leaked()
             return value.ref
         if kind is float:
             return value.hex()  # 0.0 and -0.0, 1 and 1.0 are different constants
@@ -278,5 +278,5 @@ class Session:
         if isinstance(value, np.generic):
             return (kind, value.item())
         if isinstance(value, np.ndarray):
-            raise places.meets_array()
+            raise trace_errors.meets_array()
         return value  # a dtype, a device, Ellipsis

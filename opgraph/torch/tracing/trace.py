@@ -20,19 +20,19 @@ import torch
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.torch.autograd_function_hooks import functions_on_stack
-from opgraph.torch.classes import compares_classes
-from opgraph.torch.tracing import places
+from opgraph.torch.class_comparisons import compares_classes
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
-from opgraph.torch.tracing.layout import Layout
-from opgraph.torch.tracing.names import parameter_names, tensor_names
+from opgraph.torch.tracing.guard_discovery import written
+from opgraph.torch.tracing.input_names import parameter_names, tensor_names
 from opgraph.torch.tracing.proxy import Ref
-from opgraph.torch.tracing.reads import written
+from opgraph.torch.tracing.result_layout import Layout
 from opgraph.torch.tracing.results import filled, hashable, structure_of
 from opgraph.torch.tracing.session import Input, Node, Session, Step
-from opgraph.torch.tracing.watch import Watch
+from opgraph.torch.tracing.tensor_calls import Watch
 
 #: Shapes remembered for one way through a function.
 MOST_SHAPES = 256
@@ -129,7 +129,7 @@ class Tracer:
             Exception: whatever the function raises itself.
         """
         if self._compares:
-            raise places.compares_classes(self.fn)
+            raise trace_errors.compares_classes(self.fn)
         session = Session(Node(None, 0), torch.device("cpu"), watch, as_eager=self._as_eager)
         given = [self._given(session, a, self._name(i)) for i, a in enumerate(args)]
         named = {k: self._given(session, v, k) for k, v in kwargs.items()}

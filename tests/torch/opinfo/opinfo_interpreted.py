@@ -21,14 +21,14 @@ from opgraph.ir.dtypes import get as dtype_of
 from opgraph.loops.lower import Lowered, lower
 from opgraph.partition.partition import Partition
 from opgraph.runtime import cpu_compiler
-from opgraph.runtime.compiled import runner
+from opgraph.runtime.compiled_partition import runner
 from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.operands import Operands
 from opgraph.runtime.providers.torch import to_numpy
 from opgraph.runtime.providers.torch_dtypes import NAMES
-from opgraph.torch.graph import targets
-from opgraph.torch.graph.places import Beginnings, Place
+from opgraph.torch.graph import device_targets
+from opgraph.torch.graph.tensor_locations import Beginnings, Place
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LoopPlan:
     places: tuple[Place, ...]
 
 
-class InterpretedTarget(targets.HostTarget):
+class InterpretedTarget(device_targets.HostTarget):
     """The CPU without a compiler."""
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
@@ -85,7 +85,9 @@ class InterpretedTarget(targets.HostTarget):
 
     quick_plan = plan
 
-    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> targets.Lines:
+    def sequence(
+        self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]
+    ) -> device_targets.Lines:
         """As Target; what the lines pass are tensors, not their addresses."""
         tensors = ", ".join(a.removesuffix(".data_ptr()") for a in addresses)
 
@@ -98,14 +100,14 @@ class InterpretedTarget(targets.HostTarget):
                 count = len(launch.plan.kernel.reads)
                 launch.plan.kernel.run(arrays[:count], arrays[count:])
 
-        return targets.Lines([f"{name}({tensors})"], {name: call})
+        return device_targets.Lines([f"{name}({tensors})"], {name: call})
 
     def symbolic_sequence(
         self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]
-    ) -> targets.Lines:
+    ) -> device_targets.Lines:
         """As Target."""
         made = self.sequence(name, launches, addresses)
-        return made if launches[0].plan is not None else targets.Lines(made.lines)
+        return made if launches[0].plan is not None else device_targets.Lines(made.lines)
 
 
 def _array(tensor: torch.Tensor, place: Place, skipped: int) -> np.ndarray:
@@ -121,5 +123,8 @@ _TARGET = InterpretedTarget()
 @contextmanager
 def interpreted() -> Iterator[None]:
     """While this lasts, no compiler is found, and captured graphs run their loops all the same."""
-    with mock.patch.object(cpu_compiler, "find_compiler", lambda: None), mock.patch.object(targets, "_HOST", _TARGET):
+    with (
+        mock.patch.object(cpu_compiler, "find_compiler", lambda: None),
+        mock.patch.object(device_targets, "_HOST", _TARGET),
+    ):
         yield

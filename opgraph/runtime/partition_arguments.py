@@ -11,9 +11,9 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.constants import check_unmasked
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.runtime import exchange
-from opgraph.runtime.arguments import fits
+from opgraph.runtime import array_exchange
 from opgraph.runtime.engine import Engine
+from opgraph.runtime.graph_arguments import fits
 
 
 def bound(given: Mapping[int, Any], wanted: Mapping[int, LogicalTensor], what: str, engine: Engine) -> list[Any]:
@@ -52,7 +52,7 @@ def bound(given: Mapping[int, Any], wanted: Mapping[int, LogicalTensor], what: s
 
 
 def _seen_on_host(array: Any, tensor: LogicalTensor) -> Any:
-    seen = exchange.imported({tensor.id: array}, {})[0]
+    seen = array_exchange.imported({tensor.id: array}, {})[0]
     return array if seen is None else seen[tensor.id]
 
 

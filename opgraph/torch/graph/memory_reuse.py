@@ -18,8 +18,8 @@ from torch.fx import Graph, Node
 
 from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import value_of
-from opgraph.torch.graph.places import Place, place_of
-from opgraph.torch.graph.steps import Step, last_steps
+from opgraph.torch.graph.program_text import Step, last_steps
+from opgraph.torch.graph.tensor_locations import Place, place_of
 from opgraph.torch.graph.views import base_of, is_view
 
 

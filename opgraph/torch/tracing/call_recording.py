@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
 from opgraph.torch.tracing.expansions import EXPANSIONS, cast_target, fill_value, is_spread, is_view, spread_like
-from opgraph.torch.tracing.layout import torch_call
+from opgraph.torch.tracing.flips import repeat_arithmetic, same_arithmetic
+from opgraph.torch.tracing.metadata_queries import answer
 from opgraph.torch.tracing.proxy import Proxy, proxies
-from opgraph.torch.tracing.questions import answer
 from opgraph.torch.tracing.refusals import refuse
+from opgraph.torch.tracing.result_layout import torch_call
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
-from opgraph.torch.tracing.turned import repeat_arithmetic, same_arithmetic
-from opgraph.torch.tracing.watch import function_name
+from opgraph.torch.tracing.tensor_calls import function_name
 
 
 def record(
@@ -43,7 +43,7 @@ def record(
         session.forget(before)
         return result
     if kwargs.get("out") is not None:
-        raise places.writes(f"{name}(out=...)", "a tensor that was there before")
+        raise trace_errors.writes(f"{name}(out=...)", "a tensor that was there before")
     spreads = is_spread(name, args)
     if spreads and name != "expand_as":
         session.forget(before)
@@ -102,7 +102,9 @@ def _runs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if same and isinstance(x, Proxy) and all(p.actual is not None for p in proxies((*args, *kwargs.values()))):
         return True
     if given and name != "contiguous":
-        raise places.unknown(name, "its result has a layout in memory of its own", "call it outside: on the result")
+        raise trace_errors.unknown(
+            name, "its result has a layout in memory of its own", "call it outside: on the result"
+        )
     return False
 
 
@@ -112,7 +114,7 @@ def _made(node: Node, ref: Any, dtype: torch.dtype) -> None:
 
 def _detach(node: Node, emitter: Emitter, name: str) -> None:
     if node.action == CHANGES:
-        raise places.unknown(
+        raise trace_errors.unknown(
             name, "under no_grad it changes a value that has gradients", "compute a new value: y = x * 2"
         )
     if node.action == MAKES and node.dtype is not None and node.dtype.is_floating_point:
@@ -150,11 +152,11 @@ def _compute(
         return
     target = args[0]
     if not isinstance(target, Proxy):
-        raise places.writes(name, "a tensor that the function did not make")
+        raise trace_errors.writes(name, "a tensor that the function did not make")
     if target.actual is not None:
-        raise places.writes(name, "an argument of the fused function")
+        raise trace_errors.writes(name, "an argument of the fused function")
     if target.shared:
-        raise places.writes(name, "the memory of two values, by detach()")
+        raise trace_errors.writes(name, "the memory of two values, by detach()")
     outcome(func, args, kwargs, on_host=on_host)  # torch says whether it writes this dtype into that one
     if result.shape != target.shape:
         raise RuntimeError(
@@ -170,5 +172,5 @@ def _check_devices(session: Session, name: str, bound: dict[str, Any]) -> None:
         if isinstance(value, torch.Tensor) and value.dim() > 0 and value.device != session.device:
             raise RuntimeError(
                 f"Expected all tensors to be on the same device, but got {name} of {session.device} and {value.device} "
-                f"({places.place()})"
+                f"({trace_errors.place()})"
             )

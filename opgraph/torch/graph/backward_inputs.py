@@ -16,9 +16,9 @@ import torch
 from torch.fx import Interpreter
 
 from opgraph.runtime.providers.torch_internals import has_saved_tensors_hooks, is_batched, is_forward_mode
+from opgraph.torch.graph.dynamic_shapes import SizedPrograms
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.sizes import SizedPrograms
-from opgraph.torch.graph.steps import restrided, same_strides
+from opgraph.torch.graph.program_text import restrided, same_strides
 from opgraph.torch.graph.symbolic_program import SizedProgram
 
 

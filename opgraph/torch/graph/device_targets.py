@@ -10,13 +10,13 @@ import torch
 
 from opgraph.ir.dtypes import get as dtype_of
 from opgraph.partition.partition import Partition
-from opgraph.runtime.compiled import runner
+from opgraph.runtime.compiled_partition import runner
 from opgraph.runtime.cpu_kernel import HostKernel
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.kernel_sequence import KernelLaunch, KernelSequence
 from opgraph.runtime.providers import torch_internals
 from opgraph.runtime.providers.torch_dtypes import NAMES
-from opgraph.torch.graph.places import PACK, Beginnings, Place
+from opgraph.torch.graph.tensor_locations import PACK, Beginnings, Place
 
 
 @dataclass(slots=True)

@@ -25,9 +25,9 @@ from opgraph.runtime.providers.torch_internals import (
     tree_iter,
     unset_fake_temporarily,
 )
-from opgraph.torch.graph.origin import Origin, origin_of
+from opgraph.torch.graph.node_origin import Origin, origin_of
 from opgraph.torch.graph.program import Program
-from opgraph.torch.memory.frames import Place
+from opgraph.torch.memory.module_frames import Place
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.tracing.proxy import Proxy
 

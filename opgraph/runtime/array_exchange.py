@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from opgraph.errors import InvalidArguments
-from opgraph.runtime.overlap import repeats_memory, share_memory
+from opgraph.runtime.memory_overlap import repeats_memory, share_memory
 
 _PLAIN = (np.ndarray, np.generic, bool, int, float)
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.tracing import trusted
+from opgraph.torch.tracing import guard_allowlist
+from opgraph.torch.tracing.guard_allowlist import BUILTINS, is_constant, is_trusted
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.trusted import BUILTINS, is_constant, is_trusted
 
 
 class NotKnown(Exception):  # noqa: N818 - no error: the function is run again at each call
@@ -141,14 +141,14 @@ class _Walk:
             free = set(cells) & set(code.co_freevars)
             for instruction in dis.get_instructions(code):
                 op, name = instruction.opname, instruction.argval
-                if op in trusted.FORBIDDEN or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
+                if op in guard_allowlist.FORBIDDEN or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
                     raise NotKnown(f"{fn.__qualname__}: {op} {name}")
                 if op == "LOAD_GLOBAL":
                     self._global(fn, module_globals, name)
                 elif op in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in free:
                     self._cell(cells[name])
                 elif op in ("LOAD_ATTR", "LOAD_METHOD"):
-                    if trusted.tells_state(name):
+                    if guard_allowlist.tells_state(name):
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
                 elif op == "BINARY_OP" and instruction.argrepr.endswith("="):
@@ -218,7 +218,7 @@ class _Walk:
         entries = (*value, *value.values()) if type(value) is dict else value
         if not all(map(is_constant, entries)):
             raise NotKnown(f"a {type(value).__name__} of objects")
-        if self.given & trusted.CHANGING:
+        if self.given & guard_allowlist.CHANGING:
             raise NotKnown(f"a {type(value).__name__} that it may change")
         self.reads.copies.append((place, value.copy()))
 
@@ -241,14 +241,14 @@ class _Walk:
         kind = Place(f"type({place.text})", place.roots)
         self.reads.values.append((kind, type(value)))
         for cls in type(value).__mro__:
-            for name, found in () if cls in trusted.PLAIN_CLASSES else cls.__dict__.items():
-                if name.startswith("__") and name not in trusted.HARMLESS and callable(found):
+            for name, found in () if cls in guard_allowlist.PLAIN_CLASSES else cls.__dict__.items():
+                if name.startswith("__") and name not in guard_allowlist.HARMLESS and callable(found):
                     raise NotKnown(f"{cls.__name__} has {name}")
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if any(getattr(value, name) for name in hooks) or any(trusted.GLOBAL_HOOKS.values()):
+        if any(getattr(value, name) for name in hooks) or any(guard_allowlist.GLOBAL_HOOKS.values()):
             raise NotKnown(f"{type(value).__name__} has hooks")
-        none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in trusted.GLOBAL_HOOKS]
-        self.reads.conditions.append(Place(" and ".join(none), (*place.roots, *trusted.GLOBAL_HOOKS.items())))
+        none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in guard_allowlist.GLOBAL_HOOKS]
+        self.reads.conditions.append(Place(" and ".join(none), (*place.roots, *guard_allowlist.GLOBAL_HOOKS.items())))
         for name in sorted(self.given | {"forward"}):
             self._attribute(value, name, place, kind)
         if isinstance(value, torch.nn.Sequential):  # goes through its modules by no name

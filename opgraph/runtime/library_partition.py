@@ -14,7 +14,7 @@ from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef, array_of
 from opgraph.partition.partition import Partition
 from opgraph.runtime.engine import Engine
-from opgraph.runtime.foreign import check_foreign
+from opgraph.runtime.foreign_nodes import check_foreign
 from opgraph.runtime.operands import copied_into
 from opgraph.runtime.reference import by_reference, check_shapes, told_numbers
 from opgraph.runtime.runner import NO_SOURCES

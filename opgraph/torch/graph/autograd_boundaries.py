@@ -19,8 +19,8 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
-from opgraph.torch.graph.branches import written_arguments
-from opgraph.torch.graph.expressions import SYMBOLIC
+from opgraph.torch.graph.parameter_branches import written_arguments
+from opgraph.torch.graph.size_expressions import SYMBOLIC
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of, with_number
 
 #: The backend for one part: of its graph and its inputs without data.

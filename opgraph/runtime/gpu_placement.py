@@ -18,8 +18,8 @@ from opgraph.ir.op import Op
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 from opgraph.partition.report import counted
 from opgraph.runtime.constant_folding import ONNXRUNTIME
-from opgraph.runtime.hybrid import Node, Wiring, regrouped
-from opgraph.runtime.native import torch_on_gpu
+from opgraph.runtime.cpu_placement import Node, Wiring, regrouped
+from opgraph.runtime.library_partition import torch_on_gpu
 from opgraph.runtime.runner import Runner
 
 _SIZES = "carries sizes: runs on the host"

@@ -26,7 +26,7 @@ from opgraph.partition.partition import FUSED, LIBRARY, NO_ROWS, Partition, log_
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
 from opgraph.runtime.constant_folding import ONNXRUNTIME, static_ops
-from opgraph.runtime.foreign import check_onnx
+from opgraph.runtime.foreign_nodes import check_onnx
 
 # Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
 # empty session with bound buffers takes 2.2 us and a launch 1 us, but the threads of several sessions must not spin, so

@@ -16,7 +16,7 @@ import torch
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import port_name
-from opgraph.runtime.compiling import compile
+from opgraph.runtime.compile_graph import compile
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.fused.training import Training
 from opgraph.torch.tracing.results import Output

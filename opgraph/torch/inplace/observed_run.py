@@ -15,7 +15,7 @@ import torch
 
 from opgraph.runtime.providers.torch_internals import TorchDispatchMode, tree_iter, tree_map_only, without_modes
 from opgraph.torch.autograd_function_hooks import RUN
-from opgraph.torch.inplace.record import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
+from opgraph.torch.inplace.observations import FunctionCall, Kept, Misread, Overwrite, Spoilt, digest, memory_of, plain
 from opgraph.torch.inplace.source_position import (
     Position,
     assigned_names,

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import bytes_of, is_elementwise, is_fill
-from opgraph.torch.graph.groups import Group, Schedule, schedule
-from opgraph.torch.graph.saved import PARAMETER
+from opgraph.torch.graph.kernel_groups import Group, Schedule, schedule
+from opgraph.torch.graph.min_cut import PARAMETER
 from opgraph.torch.graph.selections import compared_values
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from opgraph.torch.tracing.calls import table
-from opgraph.torch.tracing.watch import EagerCall
+from opgraph.torch.tracing.tensor_calls import EagerCall
 
 #: Arithmetic that is in no record, views, and what makes a tensor of numbers.
 _MORE = frozenset(

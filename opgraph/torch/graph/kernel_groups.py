@@ -40,8 +40,8 @@ from opgraph.torch.graph.aten import (
 )
 from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of
-from opgraph.torch.graph.duplicates import Sources, duplicate
-from opgraph.torch.graph.slices import move_slices_up
+from opgraph.torch.graph.duplication import Sources, duplicate
+from opgraph.torch.graph.slice_pushdown import move_slices_up
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from opgraph.runtime.providers.torch_internals import tree_flatten, tree_iter, tree_unflatten
-from opgraph.torch.graph.places import Place
+from opgraph.torch.graph.tensor_locations import Place
 from opgraph.torch.graph.views import base_of, is_view
 
 

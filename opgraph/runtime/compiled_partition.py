@@ -10,14 +10,14 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import NATIVE, Partition
-from opgraph.runtime import exchange as exchange_module
-from opgraph.runtime.binding import bound
+from opgraph.runtime import array_exchange as exchange_module
 from opgraph.runtime.engine import Engine, Stream
-from opgraph.runtime.exchanging import Exchange
+from opgraph.runtime.exchange_protocol import Exchange
 from opgraph.runtime.fallback import host_runner
-from opgraph.runtime.foreign import check_onnx
-from opgraph.runtime.matching import matched
+from opgraph.runtime.foreign_nodes import check_onnx
+from opgraph.runtime.partition_arguments import bound
 from opgraph.runtime.partition_cache import CACHE, key_of
+from opgraph.runtime.port_matching import matched
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 
@@ -32,7 +32,7 @@ def runner(
     """What runs a partition on an engine: a generated kernel, or a library's provider.
 
     Args:
-        sizes: ids of the values that stay on the host where the engine is a GPU; see `opgraph.runtime.on_gpu`.
+        sizes: ids of the values that stay on the host where the engine is a GPU; see `opgraph.runtime.gpu_placement`.
         arguments: see `lower`.
 
     Raises:
@@ -47,7 +47,7 @@ def runner(
             return CudaKernel(lowered, partition, engine)
         return host_runner(lowered, partition)
     if partition.provider == NATIVE:
-        from opgraph.runtime.native import native_runner  # rarely needed
+        from opgraph.runtime.library_partition import native_runner  # rarely needed
 
         return native_runner(partition, engine, sizes)
     if partition.kind == "library" and partition.provider == "onnxruntime":
@@ -244,7 +244,7 @@ def _compiled(
     ins, outs = matched(partition, inputs, outputs, where)
     run = runner(partition, engine)
     if engine.kind == "cuda":
-        from opgraph.runtime.on_gpu import warn_of_hosted  # rarely needed
+        from opgraph.runtime.gpu_placement import warn_of_hosted  # rarely needed
 
         warn_of_hosted([(partition, run)])
     if isinstance(run, PreparedRunner):

@@ -19,12 +19,12 @@ import torch
 
 from opgraph.runtime.providers.torch_internals import current_node, next_number, recomputing_once, tree_iter
 from opgraph.torch.fuse_module import is_compiled
-from opgraph.torch.graph.origin import origin_of
+from opgraph.torch.graph.node_origin import origin_of
 from opgraph.torch.graph.program import Program
 from opgraph.torch.inplace.source_position import head_of, user_stack
-from opgraph.torch.memory.frames import Modules, Place
-from opgraph.torch.memory.watch import Watch, storage_of
-from opgraph.torch.tracing.reads import Wrapper, written
+from opgraph.torch.memory.module_frames import Modules, Place
+from opgraph.torch.memory.storage_trace import Watch, storage_of
+from opgraph.torch.tracing.guard_discovery import Wrapper, written
 
 
 class Packed:

@@ -9,14 +9,14 @@ from typing import Any
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import NATIVE, Partition
-from opgraph.runtime import exchange
-from opgraph.runtime.at_once import at_once
-from opgraph.runtime.compiled import runner
+from opgraph.runtime import array_exchange
+from opgraph.runtime.compiled_partition import runner
 from opgraph.runtime.constant_folding import ONNXRUNTIME
+from opgraph.runtime.cpu_placement import Wiring, wired
 from opgraph.runtime.engine import Engine
-from opgraph.runtime.exchanging import Exchange
+from opgraph.runtime.exchange_protocol import Exchange
 from opgraph.runtime.executor import Chain, Step
-from opgraph.runtime.hybrid import Wiring, wired
+from opgraph.runtime.parallel import at_once
 from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 
 
@@ -34,7 +34,7 @@ def assembled(
         DeviceError: a kernel does not compile, a library is missing or refuses its part.
     """
     if engine.kind == "cuda":
-        from opgraph.runtime.on_gpu import told, wired_on_gpu  # rarely needed
+        from opgraph.runtime.gpu_placement import told, wired_on_gpu  # rarely needed
 
         placed = wired_on_gpu(graph, partitions)
         runs = _runners(placed, engine, rounding, waits)
@@ -154,7 +154,7 @@ def may_lie_over(graph: Graph, steps: Sequence[Step]) -> list[frozenset[int]]:
 def exchange_of(engine: Engine) -> Exchange:
     """How arrays get in and out."""
     if engine.kind == "cpu":
-        return exchange
+        return array_exchange
     from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
 
     return CudaExchange(engine.index)

@@ -20,11 +20,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from opgraph.errors import OpGraphError
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.providers.torch_internals import FakeTensorMode, tree_map, without_modes
 from opgraph.torch.graph.aten import FROM_SIZES, TRACED_BYTES, packet, value_of
-from opgraph.torch.graph.constants import MOST_BYTES_OF_SIZES, fold_constants
-from opgraph.torch.graph.expressions import (
+from opgraph.torch.graph.constant_folding import MOST_BYTES_OF_SIZES, fold_constants
+from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.size_expressions import (
     SYMBOLIC,
     Expressions,
     NotSymbolicError,
@@ -32,7 +33,6 @@ from opgraph.torch.graph.expressions import (
     number_of,
     sample_sizes,
 )
-from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
 from opgraph.torch.graph.torch_internals import hint
 

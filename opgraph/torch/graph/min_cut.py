@@ -22,7 +22,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
 from opgraph.torch.graph.aten import is_random, packet, value_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
-from opgraph.torch.graph.constants import constants_of, fold_constants, share_constants
+from opgraph.torch.graph.constant_folding import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.selections import COMPUTED_ONCE, comparisons_with_selections
 from opgraph.torch.graph.torch_internals import hint, inputs_written_afterwards, min_cut

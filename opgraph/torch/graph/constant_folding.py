@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
 from opgraph.torch.graph.common_subexpressions import key_of
-from opgraph.torch.graph.expressions import SYMBOLIC, number_of
+from opgraph.torch.graph.size_expressions import SYMBOLIC, number_of
 from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
 

@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, dispatch_modes, without_modes
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.steps import unwatched, watchers
+from opgraph.torch.graph.program_text import unwatched, watchers
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096

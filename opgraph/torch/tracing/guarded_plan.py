@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from opgraph.runtime.bounded import Bounded
+from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.providers.torch_prepared import MAX_READY, Check, Run, check_of, is_plain
 from opgraph.torch.tracing.trace import Leaf, Traced
 from opgraph.torch.tracing.trace import Run as TracedRun

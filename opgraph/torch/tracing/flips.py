@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opgraph.torch.tracing import places
+from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.emit import Emitter
 from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.session import Input, Session, Step
@@ -37,7 +37,7 @@ def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kw
     elif func.__name__ == "rot90":
         turns = {"k": 1, "dims": (0, 1), **dict(zip(("k", "dims"), rest)), **named}
         if turns["k"] % 2:
-            raise places.view("rot90")
+            raise trace_errors.view("rot90")
         shifts, axes = (), _numbers(turns["dims"]) if turns["k"] % 4 else ()
     else:
         shifts = ()

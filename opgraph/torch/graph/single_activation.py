@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from opgraph.torch.graph.aten import is_reduction
 from opgraph.torch.graph.program import Program
-from opgraph.torch.tracing.reads import NotKnown, reads_of
+from opgraph.torch.tracing.guard_discovery import NotKnown, reads_of
 
 if TYPE_CHECKING:
     from opgraph.torch.graph.backend import Captured
