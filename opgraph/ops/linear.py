@@ -82,7 +82,9 @@ def _torch_form(
     if not bias:
         return t.matmul(a, weights.mT if transpose_b and weights.ndim > 1 else weights)
     if weights.ndim == 2 and bias[0].ndim == 1 and a.ndim > 1:  # one kernel that rounds once
-        return t.nn.functional.linear(a, weights if transpose_b else weights.mT, bias[0])
+        rows = a.flatten(0, -2)  # of batches that are not contiguous, `linear` itself rounds before it adds the bias
+        made = t.nn.functional.linear(rows, weights if transpose_b else weights.mT, bias[0])
+        return made.reshape(*a.shape[:-1], made.shape[-1])
     b = weights.mT if transpose_b and weights.ndim > 1 else weights
     if min(a.ndim, b.ndim) < 2:
         return t.matmul(wide(a), wide(b)) + wide(bias[0])

@@ -158,6 +158,8 @@ SUMS = {
     ),
     "MatMul": ("MatMul", [(4, 200), (200, 5), (5,)], {}),
     "MatMul of batches": ("MatMul", [(3, 4, 200), (3, 200, 5), (5,)], {}),
+    "MatMul of batches by one matrix": ("MatMul", [(3, 4, 200), (200, 5), (5,)], {}),
+    "MatMul of batches by one matrix, transposed": ("MatMul", [(3, 200, 4), (200, 5), (5,)], {"transpose_a": True}),
     "MatMul of batches, transposed": ("MatMul", [(2, 1, 200, 4), (3, 5, 200), (4, 5)],
                                       {"transpose_a": True, "transpose_b": True}),
     "MatMul of a row": ("MatMul", [(200,), (3, 200, 5), (3, 1)], {}),
@@ -165,9 +167,17 @@ SUMS = {
 }  # fmt: skip
 
 
+def strided(array: np.ndarray) -> np.ndarray:
+    """The same values, each row in memory of three times its length."""
+    wide = np.zeros((*array.shape[:-1], 3 * array.shape[-1]), array.dtype)[..., : array.shape[-1]]
+    wide[...] = array
+    return wide
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed"])
 @pytest.mark.parametrize("case", SUMS)
-def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, dtype: str) -> None:
+def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, layout: str, dtype: str) -> None:
     """Where torch rounds what a window or a sample gives, or the product before the bias, it is given f32."""
     pytest.importorskip("torch")
     kind, shapes, attrs = SUMS[case]
@@ -175,7 +185,8 @@ def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, dtype:
     g = og.Graph()
     given = {f"x{i}": rng.normal(size=shape).astype(numpy) for i, shape in enumerate(shapes)}
     g.add_op(kind, *[g.input(n, dtype, a.shape) for n, a in given.items()], name="y", **attrs)
-    got, truth = og.compile(g, device="cpu")(given), og.evaluate(g, given)
+    laid = {"contiguous": lambda a: a, "strided": strided, "transposed": lambda a: np.array(a.T, order="C").T}[layout]
+    got, truth = og.compile(g, device="cpu")({n: laid(a) for n, a in given.items()}), og.evaluate(g, given)
     assert got.dtype == numpy and got.shape == truth.shape
     terms = max(np.prod(shape[1:]) for shape in shapes) * 2.0**-24 * np.max(np.abs(truth), initial=0)  # f32's own part
     ulp = np.spacing(np.abs(truth).astype(numpy)).astype(np.float64)
