@@ -52,6 +52,7 @@ class ClusterInfo:
         self.placed = list(nodes.placed)
         self.refusals: dict[tuple[int, int], str] = {}
         self._apart: dict[int, set[tuple[int, int]]] = {}  # few clusters have any such edge
+        self._conflicts = frozenset(nodes.conflicts)
         for edge in nodes.apart:
             for node in edge:
                 self._apart.setdefault(node, set()).add(edge)
@@ -123,6 +124,11 @@ class ClusterInfo:
         fewer = min(self._apart[a], self._apart[b], key=len)
         return [p for p, c in fewer if {find(p), find(c)} == {a, b}]
 
+    def has_conflict(self, *clusters: int) -> bool:
+        """Whether one of these clusters has a node that some other node must not be with, whether an edge leads there
+        or not: of clusters that are joined at once, only edges are looked at."""
+        return any(edge in self._conflicts for c in clusters for edge in self._apart.get(c, ()))
+
     def rows_differ(self, a: int, b: int) -> bool:
         """Whether both clusters have rows, along different axes."""
         return None not in (self.axes[a], self.axes[b]) and self.axes[a] != self.axes[b]
@@ -141,6 +147,8 @@ class ClusterInfo:
             return "a sum is whole only when its loop has ended; what uses it is another kernel"
         if self.nodes.rows.of(self.nodes.ops[producer]) is not None:
             return "one value for each row, used along another axis"
+        if any(producer in pair for pair in self._conflicts):
+            return "they read one operand along different axes, and a loop reads it along one"
         return "an operand along the channel axis is read from memory"
 
     def _in_the_way(self, blocked: Blocked) -> str:

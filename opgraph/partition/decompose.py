@@ -59,6 +59,7 @@ def opened_ops(whole: Sequence[Op]) -> Opened:
         lost = {owners[p].id for p in places if ops[p].kind in RESHAPES and p not in seen.reshapes}
         made = {t.id: place for place, op in enumerate(ops) for t in op.outputs}
         lost |= {owners[p].id for p in places for id in seen.apart.get(p, ()) if owners[made[id]] is owners[p]}
+        lost |= {owners[p].id for p, other in seen.conflicts if owners[p] is owners[other]}
         if not lost:
             homes = {t.id: owners[p].id for p in places if owners[p].id in closed for t in ops[p].outputs}
             outside = {t.id for p in seen.plain for t in seen.ops[p].outputs}
@@ -97,7 +98,7 @@ def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -
     ops, shapes = [seen.ops[p] for p in places], seen.shapes
     tags = [rows.values[t.id] for op in ops for t in op.outputs if t.id in rows.values]
     spaces = {(tag.space, tag.axes) for tag in tags}
-    if len(spaces) > 1:
+    if len(spaces) > 1 or any(set(pair) <= set(places) for pair in seen.conflicts):
         return False
     space: Shape = next(iter(spaces))[0] if spaces else shapes[ops[-1].outputs[0].id]
     made: set[int] = set()

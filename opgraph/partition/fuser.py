@@ -172,7 +172,7 @@ class Cutter:
 
     def _simply_alike(self, a: int, b: int) -> bool:
         """Whether clusters may be joined, however many of their like are joined at once."""
-        if not self._alike(a, b) or self.info.apart_between(a, b):
+        if not self._alike(a, b) or self.info.apart_between(a, b) or self.info.has_conflict(a, b):
             return False
         axes = self.info.axes
         return self.info.shape[a] not in self.nodes.mixed or (axes[a] is None and axes[b] is None)

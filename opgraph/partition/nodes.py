@@ -43,7 +43,8 @@ class Nodes:
         makes_output: whether it makes an output of the graph.
         placed: why it cannot be computed inside a larger shape; "" where it can.
         reads: ids of the values of its shape whose data it reads.
-        apart: edges that must not lie inside any cluster, (source, node).
+        apart: edges that must not lie inside any cluster, (source, node), and pairs that must not be in one.
+        conflicts: these pairs: both read one tensor, with different axes.
         mixed: shapes of which rows run along different axes.
         inside, seen, rows: see `Opened` and `Rows`.
     """
@@ -71,7 +72,8 @@ class Nodes:
         self.reads: list[list[int]] = []
         for node, (op, tag) in enumerate(zip(self.ops, tags, strict=True)):
             self._know(node, op, tag)
-        self.apart: set[tuple[int, int]] = set()
+        self.apart: set[tuple[int, int]] = set(self.seen.conflicts)
+        self.conflicts = self.seen.conflicts
         self._keep_apart(made)
         several: dict[Shape, set[tuple[int, ...]]] = {}
         for tag in tags:

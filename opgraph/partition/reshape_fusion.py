@@ -30,6 +30,7 @@ class Viewed:
         pieces: of each tensor whose pieces are not its axes.
         plain: for places of ops that read or make such tensors and are not about pieces, the shape that they are about.
         apart: for places of ops, the operands that are made with other pieces than they are read with.
+        conflicts: pairs of places of ops that read one tensor with different axes: a loop reads it with one set.
         said: places of the ops that are about pieces.
         reshapes: places of the ops that were reshapes.
     """
@@ -39,6 +40,7 @@ class Viewed:
     pieces: dict[int, Pieces]
     plain: dict[int, Shape]
     apart: dict[int, tuple[int, ...]]
+    conflicts: tuple[tuple[int, int], ...]
     said: frozenset[int]
     reshapes: frozenset[int]
 
@@ -52,7 +54,7 @@ def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int])
     """
     candidates = cuttable(ops, shapes)
     if not candidates:
-        return Viewed(tuple(ops), shapes, {}, {}, {}, frozenset(), frozenset())
+        return Viewed(tuple(ops), shapes, {}, {}, {}, (), frozenset(), frozenset())
     return _Views(ops, shapes, candidates, frozenset(inside)).viewed()
 
 
@@ -102,15 +104,26 @@ class _Views:
             ]
             if differ:
                 apart[place] = tuple(differ)
+        conflicts = {
+            (place, other)
+            for id in cut
+            for place in self._readers(id)
+            for other in self._readers(id)
+            if place in self.rewritten and other not in self.rewritten
+        }
         return Viewed(
             tuple(self.rewritten.get(place, op) for place, op in enumerate(self.ops)),
             {**self.shapes, **{id: flat(p) for id, p in self.pieces.items()}},
             {id: self.pieces[id] for id in cut},
             plain,
             apart,
+            tuple(sorted(conflicts)),
             frozenset(self.rewritten),
             frozenset(self.taken),
         )
+
+    def _readers(self, id: int) -> list[int]:
+        return [place for place in self.users[id] if any(t.id == id for t in self.ops[place].inputs)]
 
     def _own_shape(self, place: int) -> Shape:
         op = self.ops[place]

@@ -156,3 +156,27 @@ def test_groupnorm_of_unknown_samples_without_elements_along_two_axes_is_refused
     graph = og.parse(f"graph(x: f32[?,0,0]) -> (y)\n  y = {text}")
     with pytest.raises(errors.Unimplemented, match="declare the size of the first axis"):
         og.gradient(graph, ("x",))
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 3), (2, 3, 5, 3)], ids=str)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "n, m, v = GroupNorm(x, w, b, groups=3, data_format=NCX)\n  y = Add(w, n)",
+        "n, m, v = GroupNorm(x, w, b, groups=3, data_format=NCX)\n  y = Less(n, b)",
+        "n, m, v = GroupNorm(x, w, b, groups=3, data_format=NCX)\n  t = Tanh(n)\n  y = Multiply(t, w)",
+        "u = Exp(w)\n  n, m, v = GroupNorm(x, u, b, groups=3, data_format=NCX)\n  y = Add(u, n)",
+    ],
+    ids=["weight", "bias", "weight after an op", "made"],
+)
+def test_a_parameter_of_a_groupnorm_may_be_read_along_the_last_axis_as_well(body: str, shape: tuple[int, ...]) -> None:
+    """As many channels as elements along the last axis: the two ways to read the parameter have one shape."""
+    sizes = ",".join(map(str, shape))
+    text = body.replace("NCX", '"NCX"')
+    graph = og.parse(f"graph(x: f32[{sizes}], w: f32[3], b: f32[3]) -> (y)\n  {text}\n")
+    rng = np.random.default_rng(0)
+    given = {"x": rng.normal(size=shape), "w": rng.normal(size=3), "b": rng.normal(size=3)}
+    given = {name: array.astype(np.float32) for name, array in given.items()}
+    (got,), (want,) = listed(og.compile(graph, device="cpu")(given)), listed(og.evaluate(graph, given))
+    np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-5, atol=1e-5)
+    assert "along different axes" in str(graph.explain())
