@@ -145,6 +145,8 @@ class ClusterInfo:
         """Why no edge from this node may lie inside a cluster, if one must not."""
         if self.nodes.sums[producer]:
             return "a sum is whole only when its loop has ended; what uses it is another kernel"
+        if producer in self.nodes.summed_like:
+            return "a sum to its shape reads that from memory"
         if self.nodes.rows.of(self.nodes.ops[producer]) is not None:
             return "one value for each row, used along another axis"
         if any(producer in pair for pair in self._conflicts):

@@ -109,7 +109,7 @@ def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -
         if read & ended or {*aligned_operands(op, shapes), *rows.misread(op), *seen.apart.get(place, ())} & made:
             return False
         if record.family == "sum" and rows.of(op) is None:
-            if shapes[op.inputs[0].id] != space:
+            if shapes[op.inputs[0].id] != space or op.inputs[1].id in rows.without_known_shape & made:
                 return False
             ended.update(t.id for t in op.outputs)
         elif rows.of(op) is None and not (record.is_pointwise and len(op.outputs) == 1):

@@ -45,6 +45,7 @@ class Nodes:
         reads: ids of the values of its shape whose data it reads.
         apart: edges that must not lie inside any cluster, (source, node), and pairs that must not be in one.
         conflicts: these pairs: both read one tensor, with different axes.
+        summed_like: nodes to whose shape others sum up, which must be in memory for that.
         mixed: shapes of which rows run along different axes.
         inside, seen, rows: see `Opened` and `Rows`.
     """
@@ -74,6 +75,7 @@ class Nodes:
             self._know(node, op, tag)
         self.apart: set[tuple[int, int]] = set(self.seen.conflicts)
         self.conflicts = self.seen.conflicts
+        self.summed_like: set[int] = set()
         self._keep_apart(made)
         several: dict[Shape, set[tuple[int, ...]]] = {}
         for tag in tags:
@@ -115,8 +117,9 @@ class Nodes:
                 self._read_from_memory(aligned_operands(op, self.seen.shapes), node, made)
             if with_rows:
                 self._read_from_memory(self.rows.misread(op), node, made)
-            if self.sums[node] and op.inputs[1].id in self.rows.values:  # no operand of the loop has its shape
+            if self.sums[node] and op.inputs[1].id in self.rows.without_known_shape:
                 self._read_from_memory([op.inputs[1].id], node, made)
+                self.summed_like.add(made[op.inputs[1].id])
             if node in self.seen.apart:
                 self._read_from_memory(self.seen.apart[node], node, made)
             for source in self.sources[node]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from opgraph.ir import dtypes, opdef
@@ -112,6 +113,20 @@ class Rows:
                     found.append(tensor.id)
             elif tag.form == "dropped" and own != tag and own != tag.in_form("kept"):
                 found.append(tensor.id)
+        return found
+
+    @cached_property
+    def without_known_shape(self) -> set[int]:
+        """Tensors with a shape that no operand of their loop has: values for each row, and what follows from them in a
+        smaller shape than that of the loop."""
+        found = set(self.values)
+        space = {id: tag.space for id, tag in self.values.items()}
+        for op in self.ops if found else ():
+            spaces = {space[t.id] for t in op.inputs if t.id in found}
+            for tensor in op.outputs if opdef.of(op).is_pointwise else ():
+                if tensor.id not in found and spaces and self.shapes[tensor.id] not in spaces:
+                    found.add(tensor.id)
+                    space[tensor.id] = next(iter(spaces))
         return found
 
     # -- where rows begin ---------------------------------------------------------------------------------------

@@ -180,3 +180,20 @@ def test_a_parameter_of_a_groupnorm_may_be_read_along_the_last_axis_as_well(body
     (got,), (want,) = listed(og.compile(graph, device="cpu")(given)), listed(og.evaluate(graph, given))
     np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-5, atol=1e-5)
     assert "along different axes" in str(graph.explain())
+
+
+def test_a_sum_goes_to_the_shape_of_what_follows_from_one_value_for_each_row() -> None:
+    """`d` has the shape [1], which no array of the loop over [5] has, and `a` makes it no value of that loop's rows."""
+    text = """graph(x: f32[1,1,3], z: f32[5], w: f32[5]) -> (y)
+      a = BiasAddBackward(x, data_format="NCX")
+      c = ReduceMax(z, axes=[-1], keep_dims=true)
+      d = Subtract(c, a)
+      m = Less(z, d)
+      t = Select(m, z, w)
+      y = SumTo(t, d)
+    """
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    (got,), (want,) = listed(og.compile(graph, device="cpu")(given)), listed(og.evaluate(graph, given))
+    assert got.shape == want.shape == (1,)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
