@@ -50,6 +50,7 @@ class Growing:
         bindings: symbol -> size, one dict for each call.
         truth: the value of each tensor, by id, for the first binding.
         largest: elements that no value exceeds.
+        reuses: whether a value that is there stands for most further inputs of its shape.
     """
 
     rng: random.Random
@@ -58,6 +59,7 @@ class Growing:
     bindings: list[dict[str, int]]
     smooth: bool
     largest: int = LARGEST
+    reuses: bool = False
     graph: og.Graph = field(default_factory=og.Graph)
     values: list[LogicalTensor] = field(default_factory=list)
     truth: dict[int, np.ndarray] = field(default_factory=dict)
@@ -94,6 +96,10 @@ class Growing:
 
     def input(self, dtype: str, dims: Sequence[int | str] | None = None, low: float = -4.0, high: float = 4.0) -> Any:
         """A new input of a broadcast of the widest shape, or of given sizes."""
+        if self.reuses and dims is not None and (low, high) == (-4.0, 4.0) and self.rng.random() < 0.7:
+            there = [t for t in self.values if t.dtype == dtype and self.graph_dims(t) == tuple(dims)]
+            if there:
+                return self.rng.choice(there)
         name = f"x{len(self.inputs)}"
         dims = self.part_of_widest() if dims is None else tuple(dims)
         declared: Any = dims
@@ -263,6 +269,34 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
         grown.input(grown.dtype)
     for _ in range(rng.choice((2, 4, 6, 8, 12, 16, 24))):
         step(grown)
+    choose_outputs(grown)
+    return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
+
+
+def square_scenario(seed: int) -> Scenario:
+    """The scenario of a seed whose axes all have one size, so that one value fits along any of them."""
+    from random_steps import SQUARE_STEPS, step
+
+    rng = random.Random(f"square {seed}")
+    rank, first = rng.choice((2, 3, 3, 3, 4, 4)), rng.choice((2, 3, 3, 4, 5))
+    how = rng.choice(("numbers", "numbers", "one symbol", "symbols"))
+    names = [f"n{axis if how == 'symbols' else 0}" for axis in range(rank)]
+    bindings = [dict.fromkeys(names, size) for size in (first, 3, 6)] if how != "numbers" else [{}]
+    grown = Growing(
+        rng,
+        rng.choice(("f64", "f32", "f32", "f32", "bf16", "f16")),
+        tuple(names) if how != "numbers" else (first,) * rank,
+        bindings,
+        rng.random() < 0.7,
+        reuses=True,
+    )
+    grown.feeds = [{} for _ in bindings]
+    for _ in range(rng.randint(1, 2)):
+        grown.input(grown.dtype)
+    for axes in range(rng.randint(0, 2)):
+        grown.input(grown.dtype, grown.dims[-1 - axes :])
+    for _ in range(rng.choice((2, 3, 4, 6, 8, 12))):
+        step(grown, SQUARE_STEPS)
     choose_outputs(grown)
     return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
 

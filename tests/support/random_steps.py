@@ -384,3 +384,8 @@ LARGE_STEPS = {
     _any_pointwise: 3, _arithmetic: 8, _reduce: 12, _norm: 5, _sum: 9, _channel: 3, _unit: 3, _select: 2, _moved: 2,
     _cut: 1, _cast: 1,
 }  # fmt: skip
+#: Those for arrays whose axes have one size: what lies along some axis, which could as well be another.
+SQUARE_STEPS = {
+    _any_pointwise: 2, _arithmetic: 9, _reduce: 8, _norm: 7, _sum: 5, _channel: 10, _unit: 3, _select: 2, _moved: 5,
+    _cut: 1, _cast: 1,
+}  # fmt: skip
