@@ -82,6 +82,9 @@ def _arithmetic(grown: Growing) -> None:
         grown.add(rng.choice(("Tanh", "Sigmoid", "Abs", "Neg", "Square", "ReLU", "Sin", "GELU")), a)
         return
     b = grown.value(dtype, grown.shape(a))
+    if grown.reuses and rng.random() < 0.5:  # along the last axes, whatever else it is read along
+        fewer = [t for t in grown.values if t.dtype == a.dtype and 0 < len(grown.shape(t)) < len(grown.shape(a))]
+        b = rng.choice([t for t in fewer if grown.shape(a)[-len(grown.shape(t)) :] == grown.shape(t)] or [b])
     grown.add(rng.choice(("Add", "Subtract", "Multiply", "Maximum", "Minimum")), *rng.choice(((a, b), (b, a))))
 
 
@@ -177,9 +180,8 @@ def _channel(grown: Growing) -> None:
     value = rng.choice(wide)
     axis, layout = rng.choice(((1, "NCX"), (len(grown.shape(value)) - 1, "NXC")))
     dims, size = (grown.graph_dims(value)[axis],), grown.shape(value)[axis]
-    kind = rng.choice(
-        ("BiasAdd", "BiasAddBackward", "PReLU", "BroadcastTo", "SumTo", "BatchNormInference", "GroupNorm")
-    )
+    kinds = ("BiasAdd", "BiasAddBackward", "PReLU", "BroadcastTo", "SumTo", "BatchNormInference", "GroupNorm")
+    kind = rng.choice(kinds + 6 * kinds[-1:] if grown.reuses else kinds)
     if kind == "BiasAdd":
         grown.add(kind, value, grown.input(value.dtype, dims), data_format=layout)
     elif kind == "BiasAddBackward":
@@ -386,6 +388,6 @@ LARGE_STEPS = {
 }  # fmt: skip
 #: Those for arrays whose axes have one size: what lies along some axis, which could as well be another.
 SQUARE_STEPS = {
-    _any_pointwise: 2, _arithmetic: 9, _reduce: 8, _norm: 7, _sum: 5, _channel: 10, _unit: 3, _select: 2, _moved: 5,
+    _any_pointwise: 2, _arithmetic: 12, _reduce: 6, _norm: 7, _sum: 5, _channel: 14, _unit: 3, _select: 2, _moved: 5,
     _cut: 1, _cast: 1,
 }  # fmt: skip
