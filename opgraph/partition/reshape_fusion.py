@@ -180,7 +180,9 @@ class _Views:
             along = record.lies_along_channel(index, ranks, op.attrs) if is_input else like_channel
             aligned |= along
             if tensor.id not in self.made and is_scalar_shape(shape) and shape != frame.shape:
-                continue  # it broadcasts to anything, but it does not say how many axes there are
+                others = (_rank(self.shapes[t.id]) or 0 for t in op.inputs if t.id != tensor.id)
+                if _rank(shape) != len(frame.shape) or max(others, default=0) == len(frame.shape):
+                    continue  # it broadcasts to anything, and another operand says how many axes there are
             pieces = frame.along_channel(shape) if along else frame.of(shape)
             if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
                 return ()

@@ -197,3 +197,15 @@ def test_a_sum_goes_to_the_shape_of_what_follows_from_one_value_for_each_row() -
     (got,), (want,) = listed(og.compile(graph, device="cpu")(given)), listed(og.evaluate(graph, given))
     assert got.shape == want.shape == (1,)
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("body", ["a = Minimum(x, z)", "e = Exp(x)\n  a = Minimum(e, z)"], ids=["read", "made"])
+def test_statistics_of_a_groupnorm_have_the_axis_that_an_operand_of_one_element_brings(body: str) -> None:
+    graph = og.parse(
+        f"graph(x: f32[1,1], z: f32[3]) -> (n, m, v)\n  {body}\n  n, m, v = GroupNorm(a, groups=3, use_affine=false)\n"
+    )
+    given = {"x": np.array([[0.5]], np.float32), "z": np.array([-1, 0, 2], np.float32)}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    assert [a.shape for a in listed(got)] == [a.shape for a in listed(want)] == [(1, 3)] * 3
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
