@@ -329,8 +329,7 @@ def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
 
     def is_planned(equal: Sequence[Launch], *, quickly: bool) -> bool:
         first = equal[0]
-        plan = first.target.quick_plan if quickly else first.target.plan
-        made = plan(first.kernel, first.reads, first.writes, beginnings)
+        made = first.target.plan(first.kernel, first.reads, first.writes, beginnings, compiles=not quickly)
         for launch in equal:
             launch.plan = made
         return made is not None

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
@@ -30,6 +30,9 @@ from opgraph.torch.graph.program import Program
 from opgraph.torch.memory.module_frames import Place
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.tracing.proxy import Proxy
+
+if TYPE_CHECKING:
+    from opgraph.torch.memory.saved_recording import Recorder
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -59,16 +62,6 @@ class Birth:
     origin: Origin | None = None
 
 
-class Placing(Protocol):
-    """Tells in which module something runs."""
-
-    def place_now(self) -> Place:
-        """The module whose forward is running, or whose ops are being differentiated."""
-
-    def places_of(self, program: Program) -> Mapping[str, Place]:
-        """Of a program that begins to run: the modules that its nodes come from, by the names that Dynamo gave them."""
-
-
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
     """Counts the bytes of all storages that ops make while it is active.
 
@@ -88,7 +81,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         uncounted: the ops of a dry run whose workspaces only a library knows, by name.
     """
 
-    def __init__(self, before: Mapping[int, object], placing: Placing, *, dry_run: bool, meta: bool) -> None:
+    def __init__(self, before: Mapping[int, object], placing: Recorder, *, dry_run: bool, meta: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.samples: list[Sample] = []
@@ -134,7 +127,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         birth = self.births.get(storage._cdata)
         return self._readers.get(storage._cdata) if birth is None else birth.origin
 
-    # -- what programs tell (`graph.steps.Watcher`)
+    # -- what programs tell (`graph.program_text.watched`)
 
     def running(self, program: Program) -> None:
         """A program begins to run: from here on it is known which modules of the model its nodes come from."""
