@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from opgraph.torch.memory.recomputed import Recomputed
-from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.report import Kept, MemoryReport
 from opgraph.torch.memory.report_text import recomputed_rows, size
-from opgraph.torch.memory.sums import Kept
 
 Shape: TypeAlias = tuple[int, ...]
 #: What is said where there are graph breaks and no kernel.

@@ -16,32 +16,40 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.pause_gc import no_collector
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
+from opgraph.runtime.providers.torch_internals import (
+    HigherOrderOperator,
+    has_saved_tensors_hooks,
+    is_batched,
+    is_forward_mode,
+    without_modes,
+)
 from opgraph.torch.graph.autograd_boundaries import compile_parts
-from opgraph.torch.graph.backward_inputs import Hooks, backward_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
-from opgraph.torch.graph.decompositions import decompositions
+from opgraph.torch.graph.decompositions import decompositions, shows_statistics
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
 from opgraph.torch.graph.known_faults import (
     copy_overlapping_results,
+    draws_numbers,
     fault_of_frame,
     lost_write,
     remove_idle_dropout,
     with_inputs_returned,
+    with_unread_draws,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
 from opgraph.torch.graph.node_origin import mark_recomputed
-from opgraph.torch.graph.norm_statistics import shows_statistics
 from opgraph.torch.graph.parameter_branches import fold_branches
 from opgraph.torch.graph.program import Program
+from opgraph.torch.graph.program_text import restrided, same_strides
 from opgraph.torch.graph.second_derivatives import with_second_derivatives
+from opgraph.torch.graph.symbolic_program import SizedProgram
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
     capture_errors,
@@ -51,7 +59,6 @@ from opgraph.torch.graph.torch_internals import (
     run_as_written,
 )
 from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
-from opgraph.torch.graph.unread_draws import draws_numbers, with_unread_draws
 from opgraph.torch.tracing.trace_errors import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
@@ -284,3 +291,49 @@ def check_rounding(rounding: object) -> None:
     """Raises InvalidArguments where there is no such rounding."""
     if rounding not in ROUNDINGS:
         raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
+
+
+class Hooks:
+    """Notes whether saved-tensor hooks were ever in force when a graph's forward program ran."""
+
+    def __init__(self) -> None:
+        self.seen = False
+
+    def noted(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """A forward program that notes them."""
+
+        def forward(args: list[Any]) -> Any:
+            if has_saved_tensors_hooks():
+                self.seen = True
+            return run(args)
+
+        forward._boxed_call = True  # type: ignore[attr-defined]
+        return forward
+
+
+def backward_of(program: Program | SizedPrograms, hooks: Hooks) -> Callable[[list[Any]], Any]:
+    """A backward program that takes whatever autograd has for it.
+
+    Args:
+        hooks: of the forward program of the same graph.
+    """
+
+    def backward(args: list[Any]) -> Any:
+        if is_batched() or is_forward_mode():
+            given = args[:]
+            args.clear()
+            return Interpreter(program.module).run(*given)
+        if hooks.seen:
+            _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
+        return program.run(args)
+
+    backward._boxed_call = True  # type: ignore[attr-defined]
+    return backward
+
+
+def _restride(program: Program | SizedProgram, args: list[Any]) -> None:
+    """Copies the arguments whose strides are others than those that the program was made for."""
+    for place, strides in enumerate(program.input_strides):
+        given = args[place]
+        if strides is not None and isinstance(given, torch.Tensor) and not same_strides(given, strides):
+            args[place] = restrided(given, strides)

@@ -23,14 +23,13 @@ from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy
 from opgraph.torch.graph.aten import bytes_of, value_of
 from opgraph.torch.graph.bernoulli import bernoulli
 from opgraph.torch.graph.constant_folding import fold_constants, move_fills
+from opgraph.torch.graph.convolutions import Call, ChannelsLast, as_products, library_calls
 from opgraph.torch.graph.device_targets import Lines, Target, target_of
 from opgraph.torch.graph.input_mutations import join_writes
 from opgraph.torch.graph.kernel_groups import Group, schedule
 from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
-from opgraph.torch.graph.library_calls import Call, ChannelsLast, library_calls
 from opgraph.torch.graph.memory_reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.peak_recomputation import with_lower_peak
-from opgraph.torch.graph.pointwise_convolutions import as_products
 from opgraph.torch.graph.program_text import Allocation, Checked, Function, Step, watched, watchers, with_strides
 from opgraph.torch.graph.tensor_locations import Beginnings, place_of
 from opgraph.torch.graph.torch_internals import saved_outputs

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opgraph.runtime.providers.torch_internals import tree_iter
-from opgraph.torch.inplace.observations import FunctionCall
+from opgraph.torch.inplace.observed_run import FunctionCall
 
 #: Step of the central difference and the error allowed, by dtype: about eps**(1/3) and its square, with room.
 _STEPS = {torch.float64: (1e-6, 1e-5), torch.float32: (5e-3, 2e-2)}

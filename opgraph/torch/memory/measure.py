@@ -6,7 +6,7 @@ import logging
 import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -17,21 +17,21 @@ import torch
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.runtime.providers.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    tree_iter,
     tree_leaves,
     tree_map,
 )
 from opgraph.torch.fuse_module import compiled_apart
 from opgraph.torch.graph.program_text import watched_by
-from opgraph.torch.memory.entries import Roles, kept_entries
 from opgraph.torch.memory.recomputed import Run, recomputed_ops
-from opgraph.torch.memory.report import MemoryReport, Peak
-from opgraph.torch.memory.saved_recording import Recorder
-from opgraph.torch.memory.storage_trace import BACKWARD, Sample, Watch, existing_storages
-from opgraph.torch.memory.sums import totals_of
+from opgraph.torch.memory.report import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept, MemoryReport, Peak, totals_of
+from opgraph.torch.memory.saved_recording import Attribute, Packed, Recorder
+from opgraph.torch.memory.storage_trace import BACKWARD, Sample, Watch, existing_storages, storage_of
 
 #: torch's own files, and ours.
 _LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
@@ -228,3 +228,74 @@ def _values_needed(dry_run: bool, label: str) -> Iterator[None]:
             where=line_raising(error) or label,
             fix="measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`",
         ) from error
+
+
+_DTYPE_NAMES = {**NAMES, torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
+
+
+class Roles:
+    """Whose memory a storage is.
+
+    Args:
+        model: its parameters and buffers are weights.
+        inputs: what it is called with.
+        existing: key -> storage of everything that existed before the run.
+    """
+
+    def __init__(self, model: object, inputs: Sequence[torch.Tensor], existing: Mapping[int, object]) -> None:
+        self.existing = existing
+        self._named: dict[int, tuple[str, str]] = {}
+        self.input_bytes = 0
+        for position, tensor in enumerate(inputs):
+            storage = storage_of(tensor)
+            if storage is not None and storage._cdata not in self._named:
+                self._named[storage._cdata] = (INPUT, f"input {position}")
+                self.input_bytes += storage.nbytes()
+        if isinstance(model, torch.nn.Module):
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                storage = storage_of(tensor)
+                if storage is not None:
+                    self._named[storage._cdata] = (WEIGHT, name)
+
+    def of(self, key: int, watch: Watch) -> tuple[str, str]:
+        """The role of a storage and its name."""
+        if key in self._named:
+            return self._named[key]
+        if key in self.existing:
+            return OUTSIDE, ""
+        birth = watch.births.get(key)
+        return MADE, "" if birth is None else f"{birth.module}: {birth.op}" if birth.module else birth.op
+
+
+def kept_entries(recorder: Recorder, roles: Roles, watch: Watch, outputs: Any) -> tuple[tuple[Kept, ...], int]:
+    """The entries, and the bytes that are alive though neither kept nor an output.
+
+    The recorder forgets the tensors that it holds, so that backward frees them as it would without it.
+    """
+    found: list[Packed | Attribute] = [*recorder.kept(), *recorder.attributes]
+    recorder.attributes.clear()
+    numbers: dict[object, int] = {}
+    entries = []
+    for saved in found:
+        tensor, place = saved.tensor, saved.place
+        storage = storage_of(tensor)
+        key = id(tensor) if storage is None else storage._cdata
+        size = tensor.numel() * tensor.element_size()
+        whole = size if storage is None else storage.nbytes()
+        role, name = roles.of(key, watch)
+        first = key not in numbers
+        entries.append(
+            Kept(
+                module=place.module, module_class=place.module_class, call=place.call, op=saved.op, slot=saved.slot,
+                shape=tuple(tensor.shape), dtype=_DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), bytes=size,
+                storage=numbers.setdefault(key, len(numbers)), storage_bytes=whole, role=role, name=name,
+                counted=whole if first and role in COSTS else 0, hooked=isinstance(saved, Packed),
+                where=saved.line[0], code=saved.line[1],
+            )
+        )  # fmt: skip
+    known = set(numbers)
+    for value in tree_iter(outputs):
+        storage = storage_of(value) if isinstance(value, torch.Tensor) else None
+        if storage is not None:
+            known.add(storage._cdata)
+    return tuple(entries), sum(size for key, size in watch.alive().items() if key not in known)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opgraph.torch.memory.recomputed import Recomputed
-from opgraph.torch.memory.report import MemoryReport
-from opgraph.torch.memory.sums import COSTS, INPUT, MADE, WEIGHT, Group, Kept, Totals
+from opgraph.torch.memory.report import COSTS, INPUT, MADE, WEIGHT, Group, Kept, MemoryReport, Totals
 
 #: Tables are cut to this many rows, and tensors are listed one by one up to this many.
 MAX_ROWS = 40

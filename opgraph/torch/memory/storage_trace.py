@@ -27,12 +27,11 @@ from opgraph.runtime.providers.torch_internals import (
 )
 from opgraph.torch.graph.node_origin import Origin, origin_of
 from opgraph.torch.graph.program import Program
-from opgraph.torch.memory.module_frames import Place
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.tracing.proxy import Proxy
 
 if TYPE_CHECKING:
-    from opgraph.torch.memory.saved_recording import Recorder
+    from opgraph.torch.memory.saved_recording import Place, Recorder
 
 FORWARD, BACKWARD = "forward", "backward"
 

@@ -10,13 +10,11 @@ import torch
 from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.providers.torch_internals import has_xpu
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
-from opgraph.torch.tracing.branch_conditions import Conditions, can_repeat, is_condition, waits
 from opgraph.torch.tracing.guard_discovery import NotKnown, OddArgument, Place, reads_of
-from opgraph.torch.tracing.guarded_plan import Miss, Plan, Ready
+from opgraph.torch.tracing.guarded_plan import Conditions, Miss, Plan, Ready, can_repeat, is_condition, waits
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.results import Output, filled
 from opgraph.torch.tracing.tensor_calls import EagerCall, Watch
-from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
+from opgraph.torch.tracing.trace import MOST_SHAPES, Output, Run, Traced, filled
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
 #: Whether this torch was built for anything but the CPU.
