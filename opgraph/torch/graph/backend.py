@@ -33,6 +33,7 @@ from opgraph.torch.graph.autograd_boundaries import compile_parts
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions, shows_statistics
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
+from opgraph.torch.graph.eager_gradients import dependencies, with_gradients_of_eager
 from opgraph.torch.graph.known_faults import (
     copy_overlapping_results,
     draws_numbers,
@@ -48,7 +49,6 @@ from opgraph.torch.graph.node_origin import mark_recomputed
 from opgraph.torch.graph.parameter_branches import fold_branches
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.program_text import restrided, same_strides
-from opgraph.torch.graph.second_derivatives import with_second_derivatives
 from opgraph.torch.graph.symbolic_program import SizedProgram
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
@@ -58,7 +58,6 @@ from opgraph.torch.graph.torch_internals import (
     keep_saved_tensors,
     run_as_written,
 )
-from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
 from opgraph.torch.tracing.trace_errors import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
@@ -215,8 +214,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
             return _unfused(graph)
-        call = with_second_derivatives(graph, made, any(map(draws_numbers, graph.graph.nodes)))
-        return with_undefined_gradients(call, depends)
+        return with_gradients_of_eager(graph, made, any(map(draws_numbers, graph.graph.nodes)), depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile

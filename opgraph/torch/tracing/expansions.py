@@ -193,8 +193,8 @@ _AXES = {"fliplr": (1,), "flipud": (0,)}
 
 
 def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What flip, fliplr, flipud, roll or rot90 of a computed value is: the same arithmetic, done once more on flipped and
-    rolled tensors, for the value has no memory in which it could be turned.
+    """What flip, fliplr, flipud, roll or rot90 of a computed value is: the same arithmetic, done once more on turned
+    tensors, for the value has no memory in which it could be turned.
 
     Raises:
         Exception: torch's own, for axes and shifts that do not fit.
