@@ -40,8 +40,7 @@ from opgraph.torch.graph.known_faults import (
     fault_of_frame,
     lost_write,
     remove_idle_dropout,
-    with_inputs_returned,
-    with_unread_draws,
+    with_own_results,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
@@ -153,14 +152,11 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             return _unfused(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
-            return with_inputs_returned(
+            return with_own_results(
                 graph,
-                lambda: with_unread_draws(
+                lambda: _as_written_with_tangents(
                     graph,
-                    lambda: _as_written_with_tangents(
-                        graph,
-                        compile_parts(graph, example_inputs, lambda part, args: compile_one(part, args, next(number))),
-                    ),
+                    compile_parts(graph, example_inputs, lambda part, args: compile_one(part, args, next(number))),
                 ),
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -40,7 +40,7 @@ def fold_constants(
     """
     most = MOST_BYTES if most is None else most
     graph = module.graph
-    (output,) = [n for n in graph.nodes if n.op == "output"]
+    output = graph.output_node()
     returned = {base_of(n) for n in output.all_input_nodes}
     first = _equal_constants(graph, most if names is None else sys.maxsize)
     readers = {n: [u for u in n.users if u not in first] for n in first}
@@ -96,17 +96,7 @@ class SizedConstants:
         Args:
             sizes: symbol -> value.
         """
-        values: dict[Node, Any] = {}
-        for node in self._nodes:
-            value = value_of(node)
-            if isinstance(value, SYMBOLIC):
-                values[node] = number_of(value, sizes)
-            elif node.op == "get_attr":
-                values[node] = _attribute(self._module, node)
-            else:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                call: Any = node.target
-                values[node] = call(*args, **kwargs)
+        values = _evaluated(self._module, self._nodes, lambda n: n, sizes)
         return {n.name: values[n].clone() for n in self._nodes if n.name in self._wanted}
 
 
@@ -134,12 +124,26 @@ def _values(module: GraphModule, first: dict[Node, Node], nodes: Iterable[Node])
     for node in reversed(first):
         if node in needed:
             needed |= {first[n] for n in node.all_input_nodes}
+    return _evaluated(module, [n for n in first if n in needed], first.__getitem__, {})
+
+
+def _evaluated(
+    module: GraphModule, nodes: Iterable[Node], alike: Callable[[Node], Node], sizes: Mapping[Any, int]
+) -> dict[Node, Any]:
+    """The values of nodes, each computed from earlier ones.
+
+    Args:
+        alike: of what a node reads, the node that was evaluated in its place.
+        sizes: symbol -> value.
+    """
     values: dict[Node, Any] = {}
-    for node in first:
-        if node in needed and node.op == "get_attr":
+    for node in nodes:
+        if isinstance(value_of(node), SYMBOLIC):
+            values[node] = number_of(value_of(node), sizes)
+        elif node.op == "get_attr":
             values[node] = _attribute(module, node)
-        elif node in needed:
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[first[n]])
+        else:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[alike(n)])
             call: Any = node.target
             values[node] = call(*args, **kwargs)
     return values

@@ -45,7 +45,7 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     """
     if not torch.is_grad_enabled():
         return ()
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
     same = [ALL] * len(made)
     is_written = written_inputs(graph.graph)

@@ -79,7 +79,7 @@ def lost_write(graph: GraphModule) -> str:
 
 def _shared_by_inputs(graph: GraphModule) -> set[int | None]:
     """The memory in which two inputs overlap and that a result is a view of."""
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     inputs: dict[int, list[Node]] = {}
     for memory in map(memory_of, output.all_input_nodes):
         if memory is not None:
@@ -149,7 +149,7 @@ def copy_overlapping_results(graph: GraphModule) -> None:
     otherwise for expanded axes alone. Results that share memory with an input or another result are views of it, which
     have no such gradients.
     """
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     results = [n for n in output.args[0] if isinstance(n, Node)]
     memory = [memory_of(n) for n in (*graph.graph.find_nodes(op="placeholder"), *dict.fromkeys(results))]
     copies: dict[Node, Node] = {}
@@ -179,17 +179,21 @@ def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
     return False
 
 
-def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `compile` makes of a graph, without the results that are inputs of the graph, written to or not.
+def with_own_results(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `compile` makes of a graph whose results are those that AOTAutograd gets right.
 
-    Of `self.steps += 1` Dynamo returns the buffer. Where an input with a gradient is written to in the same graph,
-    AOTAutograd returns the buffer in place of the first result.
+    Inputs of the graph, written to or not, are no results of it. Of `self.steps += 1` Dynamo returns the buffer. Where
+    an input with a gradient is written to in the same graph, AOTAutograd returns the buffer in place of the first
+    result.
+
+    Random numbers that no result is computed from are results, which the caller does not see. AOTAutograd would leave
+    them out; eager torch draws them, and every later number depends on how many were drawn before.
 
     Args:
-        graph: loses such results, which what is returned here puts back.
+        graph: its results are changed, which what is returned here undoes.
         compile: called afterwards.
     """
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     inputs = {
         id(value): place
         for place, n in enumerate(graph.graph.find_nodes(op="placeholder"))
@@ -197,9 +201,16 @@ def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[...,
     }
     results = output.args[0]
     places = [inputs.get(id(n.meta.get("example_value"))) if isinstance(n, Node) else None for n in results]
-    if all(place is None for place in places):
-        return compile()
     output.args = (tuple(n for n, place in zip(results, places, strict=True) if place is None),)
+    nodes = list(graph.graph.nodes)
+    draws = [n for n in nodes if draws_numbers(n)]
+    read = _read(nodes, output) if draws else set()
+    unread = [n for n in draws if n not in read]
+    if not unread and all(place is None for place in places):
+        return compile()
+    with graph.graph.inserting_before(output):
+        drawn = [graph.graph.call_method("detach", (part,)) for n in unread for part in _tensors(n)]
+    output.args = ((*output.args[0], *drawn),)
     graph.recompile()
     call = compile()
 
@@ -208,32 +219,6 @@ def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[...,
         return tuple(next(made) if place is None else args[place] for place in places)
 
     return run
-
-
-def with_unread_draws(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `compile` makes of a graph of Dynamo, which draws what the graph draws, read or not.
-
-    AOTAutograd leaves out what no result is computed from. Eager torch draws the numbers, and every later one depends
-    on how many were drawn before. So such calls become results of the graph, which the caller does not see.
-
-    Args:
-        graph: gets more results, which what is returned here leaves out.
-        compile: called afterwards.
-    """
-    nodes = list(graph.graph.nodes)
-    (output,) = graph.graph.find_nodes(op="output")
-    draws = [n for n in nodes if draws_numbers(n)]
-    read = _read(nodes, output) if draws else set()
-    unread = [n for n in draws if n not in read]
-    if not unread:
-        return compile()
-    number = len(output.args[0])
-    with graph.graph.inserting_before(output):
-        made = [part for n in unread for part in _tensors(n)]
-        output.args = ((*output.args[0], *(graph.graph.call_method("detach", (n,)) for n in made)),)
-    graph.recompile()
-    call = compile()
-    return lambda *args: tuple(call(*args)[:number])
 
 
 def draws_numbers(node: Node) -> bool:

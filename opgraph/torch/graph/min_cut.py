@@ -250,9 +250,7 @@ def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
         is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
         if is_tangent or (node.op != "output" and any(n in found for n in node.all_input_nodes)):
             found.add(node)
-    (output,) = [n for n in joint.nodes if n.op == "output"]
-    returned = output.args[0]
-    assert isinstance(returned, (list, tuple))
+    returned: Any = joint.output_node().args[0]
     for gradient in returned[forward_outputs:]:
         if isinstance(gradient, Node):
             found.add(gradient)  # one that is a value of the forward: nothing else would be computed from it
@@ -261,16 +259,11 @@ def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
 
 def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
     """What the forward's outputs are computed from. Of the rest backward alone reads: it runs there, and once."""
-    (output,) = [n for n in joint.nodes if n.op == "output"]
-    returned = output.args[0]
-    assert isinstance(returned, (list, tuple))
-    found: set[Node] = set()
-    waiting = [n for n in returned[:forward_outputs] if isinstance(n, Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
+    returned: Any = joint.output_node().args[0]
+    found = {n for n in returned[:forward_outputs] if isinstance(n, Node)}
+    for node in reversed(joint.nodes):
+        if node in found:
+            found.update(node.all_input_nodes)
     return found
 
 

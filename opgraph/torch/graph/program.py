@@ -114,7 +114,7 @@ class Program:
     @property
     def saved(self) -> list[Node]:
         """Of a forward graph, what it returns for backward."""
-        (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
+        output = self.module.graph.output_node()
         return [n for n, is_saved in zip(self._returned, saved_outputs(output)) if is_saved and isinstance(n, Node)]
 
     @property
@@ -371,6 +371,6 @@ def _elements(node: Node) -> list[Node]:
 
 
 def _flat_outputs(module: GraphModule) -> list[Any]:
-    (output,) = [n for n in module.graph.nodes if n.op == "output"]
+    output = module.graph.output_node()
     returned = output.args[0]
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]
