@@ -22,9 +22,9 @@ from opgraph.runtime.providers.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
+    tensors_in,
     tree_iter,
-    tree_leaves,
-    tree_map,
+    tree_map_only,
 )
 from opgraph.torch.fuse_module import compiled_apart
 from opgraph.torch.graph.program_text import watched_by
@@ -96,7 +96,7 @@ def measured(
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(set_checkpoint_debug_enabled(False))  # with it a region can run again once only
-        stack.enter_context(_unchanged(model_or_fn, _tensors((inputs, kwargs))))
+        stack.enter_context(_unchanged(model_or_fn, tensors_in((inputs, kwargs))))
         if dry_run:
             # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
             stack.enter_context(warnings.catch_warnings())
@@ -104,14 +104,14 @@ def measured(
             stack.enter_context(_quiet())
             stack.enter_context(compiled_apart(model_or_fn))
             fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
+            inputs, kwargs = tree_map_only(torch.Tensor, fakes.from_tensor, (inputs, kwargs))
         parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
-        force = differentiates and not any(t.requires_grad for t in parameters + _tensors((inputs, kwargs)))
+        force = differentiates and not any(t.requires_grad for t in parameters + tensors_in((inputs, kwargs)))
         if force:
             notes.append("nothing required a gradient: the floating inputs were made to")
         leaf = lru_cache(None)(partial(_leaf, force=force))  # of a tensor that is given twice there is one
-        inputs, kwargs = tree_map(lambda v: _map_tensor(v, leaf), (inputs, kwargs))
-        given = _tensors((inputs, kwargs))
+        inputs, kwargs = tree_map_only(torch.Tensor, leaf, (inputs, kwargs))
+        given = tensors_in((inputs, kwargs))
         roles = Roles(model_or_fn, given, existing_storages())
         gpu = None if dry_run else next((tensor.device for tensor in parameters + given if tensor.is_cuda), None)
         cuda_before = 0
@@ -130,7 +130,7 @@ def measured(
             leaves = recorder.name_ops(outputs)
         kept, unexplained = kept_entries(recorder, roles, watch, outputs)
         watch.phase = BACKWARD
-        gradients, problem = _backward(_tensors(outputs), leaves)
+        gradients, problem = _backward(tensors_in(outputs), leaves)
         notes += problem
         after_backward = watch.bytes
         del gradients
@@ -167,14 +167,6 @@ def line_raising(error: BaseException) -> str:
     """The innermost line outside torch and opgraph that an exception passed, as `file:line: text`; else empty."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARY)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _map_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return change(value) if isinstance(value, torch.Tensor) else value
 
 
 def _leaf(tensor: torch.Tensor, force: bool) -> torch.Tensor:

@@ -206,26 +206,12 @@ _SWAPPED = {
     "__ror__": torch.bitwise_or,
     "__rxor__": torch.bitwise_xor,
 }
-_REFLECTED: dict[str, Any] = {
-    "__rpow__": torch.pow,
-    "__rfloordiv__": torch.floor_divide,
-    "__rmod__": torch.remainder,
-    "__rlshift__": torch.bitwise_left_shift,
-    "__rrshift__": torch.bitwise_right_shift,
-}
+_REFLECTED = {f"__r{name}__": OPERATORS[f"__{name}__"] for name in ("pow", "floordiv", "mod", "lshift", "rshift")}
+#: `__iadd__` and the like: every operator that has a function with an underscore, but comparisons.
 _INPLACE = {
-    "__iadd__": torch.Tensor.add_,
-    "__isub__": torch.Tensor.sub_,
-    "__imul__": torch.Tensor.mul_,
-    "__itruediv__": torch.Tensor.div_,
-    "__ifloordiv__": torch.Tensor.floor_divide_,
-    "__imod__": torch.Tensor.remainder_,
-    "__ipow__": torch.Tensor.pow_,
-    "__iand__": torch.Tensor.bitwise_and_,
-    "__ior__": torch.Tensor.bitwise_or_,
-    "__ixor__": torch.Tensor.bitwise_xor_,
-    "__ilshift__": torch.Tensor.bitwise_left_shift_,
-    "__irshift__": torch.Tensor.bitwise_right_shift_,
+    f"__i{name[2:]}": getattr(torch.Tensor, f"{func.__name__}_")
+    for name, func in OPERATORS.items()
+    if name not in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 }
 
 
