@@ -14,8 +14,8 @@ from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.compile_graph import compile
 from opgraph.runtime.providers.torch_internals import is_transformed
 from opgraph.torch.fuse import fuse
+from opgraph.torch.fused.autograd import Trained
 from opgraph.torch.fused.op import FusedOp
-from opgraph.torch.fused.training import Training
 from opgraph.torch.tracing.guard_discovery import written
 from opgraph.torch.tracing.trace import Output
 
@@ -306,8 +306,12 @@ def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tenso
                 return x
             training = op.training(tuple([t.requires_grad for t in run.tensors]))
             if place not in training.kept and len(training.forward.outputs) == 1:
-                made: torch.Tensor = _Overwriting.apply(op, training, place, *run.tensors)  # type: ignore[no-untyped-call]
-                return made
+
+                def write(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                    _written(op, training.forward, tensors, place)
+                    return (tensors[place],)
+
+                return Trained(training, write, 1, place)(*run.tensors)[0]
     return x.copy_(fused(x.clone(), *others))
 
 
@@ -326,26 +330,3 @@ def _written(op: FusedOp, graph: Any, tensors: tuple[torch.Tensor, ...], place: 
     target = tensors[place].detach()
     given = [target if t is tensors[place] else t.detach() for t in tensors]
     run(dict(zip(map(port_name, graph.inputs), given, strict=True)), out=target)
-
-
-class _Overwriting(torch.autograd.Function):
-    """The node of a call that wrote into one of its inputs; what it keeps are other inputs, and the result."""
-
-    @staticmethod
-    def forward(ctx: Any, op: FusedOp, training: Training, place: int, *tensors: torch.Tensor) -> torch.Tensor:
-        """Runs it, in place."""
-        _written(op, training.forward, tensors, place)
-        x = tensors[place]
-        ctx.mark_dirty(x)
-        ctx.training = training
-        ctx.shapes = [tensors[i].shape for i in training.shapes]
-        everything = (*tensors, x)
-        ctx.save_for_backward(*[everything[i] for i in training.kept])
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """The gradients of the inputs."""
-        training = ctx.training
-        wanted, _ = training.wanted(ctx)
-        return None, None, None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, grads)

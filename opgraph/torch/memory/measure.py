@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,9 +30,7 @@ from opgraph.torch.memory.recomputed import Run, recomputed_ops
 from opgraph.torch.memory.report import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept, MemoryReport, Peak, totals_of
 from opgraph.torch.memory.saved_recording import Attribute, Packed, Recorder
 from opgraph.torch.memory.storage_trace import BACKWARD, Sample, Watch, existing_storages, storage_of
-
-#: torch's own files, and ours.
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
+from opgraph.torch.tracing.trace_errors import LIBRARY
 
 
 def saved_tensors(
@@ -165,7 +161,7 @@ def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[
 
 def line_raising(error: BaseException) -> str:
     """The innermost line outside torch and opgraph that an exception passed, as `file:line: text`; else empty."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARY)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
