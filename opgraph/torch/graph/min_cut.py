@@ -79,6 +79,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
         for node in free:
             node.meta[PARAMETER] = True
+        share_common_subexpressions(joint.graph)
         with without_modes():
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
@@ -86,7 +87,6 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         for node in reading_what_is_written(joint.graph) | clones_of_inputs(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         joint.graph.eliminate_dead_code()
-        share_common_subexpressions(joint.graph)
         if memory != "least":
             hold_compared(joint.graph)
         if memory == "fast":
