@@ -12,8 +12,7 @@ except ImportError as error:
     ) from None
 
 from opgraph.runtime.memory_pool import empty_cache
-from opgraph.torch.explain import explain
-from opgraph.torch.explain_report import FusionReport
+from opgraph.torch.explain import FusionReport, explain
 from opgraph.torch.fuse import fuse
 from opgraph.torch.fuse_module import unfuse
 from opgraph.torch.inplace.check import check_inplace

@@ -25,7 +25,7 @@ from opgraph.torch.tracing.tensor_calls import Watch
 from opgraph.torch.tracing.trace import Run, Tracer
 
 if TYPE_CHECKING:
-    from opgraph.torch.explain_report import FusionReport
+    from opgraph.torch.explain import FusionReport
 
 #: Ways through one function that have plans; a function with more is run at each call.
 MOST_PLANS = 8

@@ -20,8 +20,7 @@ from opgraph.torch.tracing.expansions import (
     same_arithmetic,
     spread_like,
 )
-from opgraph.torch.tracing.metadata_queries import LAYOUT, answer
-from opgraph.torch.tracing.proxy import Proxy, proxies
+from opgraph.torch.tracing.proxy import LAYOUT, Proxy, answer, proxies
 from opgraph.torch.tracing.result_layout import torch_call
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
 from opgraph.torch.tracing.tensor_calls import function_name
