@@ -71,6 +71,7 @@ class Captured:
         part: which part; 0 for the first or only one.
         inference: the program of a call without gradients.
         forward, backward: those of a call with gradients; backward is compiled with forward.
+        is_hooked: whether saved-tensor hooks were ever in force when `forward` ran.
     """
 
     graph: GraphModule
@@ -78,6 +79,7 @@ class Captured:
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
     backward: Program | SizedPrograms | None = None
+    is_hooked: bool = False
 
 
 #: Called when a graph of any backend begins to run; an empty list costs a call 30 ns.
@@ -163,7 +165,6 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         copy_overlapping_results(graph)
         captured = Captured(graph, number)
-        hooks = Hooks()
         computed: set[str] = set()
         for observer in _observers.get():
             observer(captured)
@@ -187,7 +188,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 if name == "inference":
                     return program.run
                 keep_saved_tensors()  # kernels and library calls write over none
-                return hooks.noted(program.run) if name == "forward" else backward_of(program, hooks)
+                return _noting_hooks(program.run, captured) if name == "forward" else _backward_of(program, captured)
 
             return build
 
@@ -287,29 +288,26 @@ def check_rounding(rounding: object) -> None:
         raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
 
 
-class Hooks:
-    """Notes whether saved-tensor hooks were ever in force when a graph's forward program ran."""
+def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callable[[list[Any]], Any]:
+    """A forward program that notes whether saved-tensor hooks are in force."""
 
-    def __init__(self) -> None:
-        self.seen = False
+    def forward(args: list[Any]) -> Any:
+        if has_saved_tensors_hooks():
+            captured.is_hooked = True
+        return run(args)
 
-    def noted(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """A forward program that notes them."""
-
-        def forward(args: list[Any]) -> Any:
-            if has_saved_tensors_hooks():
-                self.seen = True
-            return run(args)
-
-        forward._boxed_call = True  # type: ignore[attr-defined]
-        return forward
+    forward._boxed_call = True  # type: ignore[attr-defined]
+    return forward
 
 
-def backward_of(program: Program | SizedPrograms, hooks: Hooks) -> Callable[[list[Any]], Any]:
+def _backward_of(program: Program | SizedPrograms, captured: Captured) -> Callable[[list[Any]], Any]:
     """A backward program that takes whatever autograd has for it.
 
-    Args:
-        hooks: of the forward program of the same graph.
+    A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, and in
+    `autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address, and under
+    `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may give back a
+    tensor with other strides than it was kept with (contiguous ones, for example): such a tensor is copied into the
+    strides that the program was made for.
     """
 
     def backward(args: list[Any]) -> Any:
@@ -317,7 +315,7 @@ def backward_of(program: Program | SizedPrograms, hooks: Hooks) -> Callable[[lis
             given = args[:]
             args.clear()
             return Interpreter(program.module).run(*given)
-        if hooks.seen:
+        if captured.is_hooked:
             _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
         return program.run(args)
 

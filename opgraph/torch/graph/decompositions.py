@@ -342,7 +342,8 @@ def _overloads(names: Iterable[str], known: Container[Any]) -> list[Any]:
 
 
 def _laid_out(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch norm whose first result lies as torch's kernels on the CPU lay it out."""
+    """A batch norm whose first result lies as torch's kernels on the CPU lay it out: contiguous, or channels last where
+    its input does. Torch's decompositions lay it out as the input."""
 
     def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         y, *rest = decomposition(x, *args, **kwargs)

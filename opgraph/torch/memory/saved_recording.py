@@ -248,6 +248,10 @@ class Place:
 class Modules:
     """The modules of a model, by the frames in which they run.
 
+    Dynamo names a module by how the code of a frame reaches it: `L['self'].layers.0`. After a graph break that frame
+    may belong to any module of the model, and instances of one class share what was compiled of their code. While the
+    graph runs its frame is on the stack, and has the instance.
+
     Args:
         model: a module, or a function, of whose modules nothing is known.
     """

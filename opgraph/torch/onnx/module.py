@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
+from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
@@ -20,6 +20,7 @@ from opgraph.onnx.open_model import taken_apart
 from opgraph.onnx.origin import ModelLike, Origin
 from opgraph.onnx.source import Source
 from opgraph.onnx.weights import save_with_weights
+from opgraph.runtime.graph_arguments import check_shape
 from opgraph.runtime.providers.torch import from_numpy, known_dtype, to_numpy
 from opgraph.runtime.providers.torch_onnx.nodes import form_for, given_inputs
 from opgraph.torch.onnx.steps import Step, steps_of
@@ -156,7 +157,7 @@ class OnnxModule(torch.nn.Module):
             )
         given.update(named)
         for tensor, name in zip(self._plan.graph.inputs, names):
-            _check(tensor, given[name], name)
+            check_shape(tuple(given[name].shape), tensor.dims, f'input "{name}" of a module from ONNX')
         return [given[name] for name in names]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -203,19 +204,6 @@ def _own(constant: LogicalTensor) -> torch.Tensor:
 def _array(tensor: torch.Tensor, old: np.ndarray) -> np.ndarray:
     wanted = from_numpy(np.empty(0, old.dtype)).dtype
     return to_numpy(tensor.detach().to("cpu", wanted).contiguous())
-
-
-def _check(declared: LogicalTensor, given: torch.Tensor, name: str) -> None:
-    dims = declared.dims
-    fits = dims is None or (
-        given.dim() == len(dims) and all(not isinstance(d, int) or d == s for d, s in zip(dims, given.shape))
-    )
-    if not fits:
-        raise InvalidShape(
-            f"{name} has shape {list(given.shape)}, the model declares {declared.type_text}",
-            where="a module from ONNX",
-            fix="give a tensor that fits",
-        )
 
 
 #: Names, or a function of a name that says whether it is trained.

@@ -299,7 +299,11 @@ _QUESTIONS = {
 
 
 def compares_classes(fn: Callable[..., Any]) -> bool:
-    """Whether a function, or one of the same file that it calls, asks for `type(...)` and names a class of tensors."""
+    """Whether a function, or one of the same file that it calls, asks for `type(...)` and names a class of tensors.
+
+    What stands for a tensor while it is fused is of another class. `isinstance` is answered as for the tensor itself;
+    `type(x) is torch.Tensor` and `isinstance(x, torch.FloatTensor)` cannot be.
+    """
     fn = getattr(fn, "__func__", fn)
     return isinstance(fn, FunctionType) and _compares(fn)
 

@@ -111,6 +111,10 @@ def waits(tensor: torch.Tensor) -> bool:
 class Conditions:
     """Values of tensors of a device, compared with those of a run.
 
+    `if a > 0:` in a function reads one value. On the CPU a plan reads it again at each call. On a GPU every such read
+    is a copy and a wait; there a plan reads all of them together, and none while nothing that they follow from was
+    written to.
+
     Args:
         outcomes: of the run.
 
