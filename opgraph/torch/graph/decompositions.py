@@ -68,9 +68,9 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table = dict(get_decompositions(packets))
     table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
     table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
-    table[aten.pow.Scalar] = _power_of_number
+    table[aten.pow.Scalar] = _of_contiguous(aten.pow.Scalar, 1)
     table[aten.index.Tensor] = _index
-    table[aten.isin.Tensor_Tensor] = _isin
+    table[aten.isin.Tensor_Tensor] = _of_contiguous(aten.isin.Tensor_Tensor, 0)
     table[aten.log_sigmoid_forward.default] = _contiguous(table[aten.log_sigmoid_forward.default])
     table[aten.native_dropout.default] = _dropout
     table[aten.roll.default] = _roll
@@ -143,16 +143,15 @@ def _in_one_order(op: Callable[..., Any]) -> Callable[..., Any]:
     return decomposed
 
 
-def _power_of_number(base: complex, exponent: torch.Tensor) -> Any:
-    """As torch's kernel lays it out: contiguous, whatever the exponent is."""
-    return NotImplemented if exponent.is_contiguous() else aten.pow.Scalar(base, exponent.contiguous())
+def _of_contiguous(op: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A decomposition of an op whose result torch lays out contiguous, whatever its operand at this place is."""
 
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        if args[place].is_contiguous():
+            return NotImplemented
+        return op(*args[:place], args[place].contiguous(), *args[place + 1 :], **kwargs)
 
-def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """As torch lays it out: contiguous."""
-    return (
-        NotImplemented if elements.is_contiguous() else aten.isin.Tensor_Tensor(elements.contiguous(), *args, **kwargs)
-    )
+    return decomposed
 
 
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import heapq
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, Node
@@ -79,11 +79,8 @@ def columns_of(group: Group) -> set[Node]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The steps of a graph, in order: groups, and nodes that torch computes."""
-
-    steps: tuple[Group | Node, ...]
+#: The steps of a graph, in order: groups, and nodes that torch computes.
+Schedule: TypeAlias = Sequence[Group | Node]
 
 
 def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool = False) -> Schedule:
@@ -113,7 +110,7 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     _postpone(graph, computed, levels)
     duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
-    return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
+    return _ordered(graph, found, _waits(graph), gather_kernels)
 
 
 def _waits(graph: Graph) -> dict[Node, list[Node]]:

@@ -188,7 +188,7 @@ def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
     Returns: whether there is such a comparison.
     """
     copies: dict[Node, Node] = {}
-    for value, readers in [(c.value, c.readers) for c in comparisons_with_selections(joint)]:
+    for value, readers in comparisons_with_selections(joint).items():
         value.meta[COMPUTED_ONCE] = True
         if value in keep or not _may_be_recomputed(value):
             continue

@@ -42,11 +42,11 @@ class Lives:
     """
 
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
-        end = len(schedule.steps)
+        end = len(schedule)
         self.born = {n: -1 for n in graph.nodes if n.op in ("placeholder", "get_attr")}
         self.last: dict[Node, int] = {}
         self.step_of: dict[Node, int] = {}
-        for number, step in enumerate(schedule.steps):
+        for number, step in enumerate(schedule):
             nodes = step.nodes if isinstance(step, Group) else (step,)
             self.step_of.update((node, number) for node in nodes)
             for node in step.outputs if isinstance(step, Group) else nodes:
@@ -60,7 +60,7 @@ class Lives:
         for node, born in self.born.items():
             if not node.meta.get(PARAMETER) and node.op != "get_attr":
                 self._add(bytes_of(node), max(born, 0), self.last.get(node, born))
-        for number, step in enumerate(schedule.steps):
+        for number, step in enumerate(schedule):
             if isinstance(step, Group):
                 self.bytes[number] -= self._overlap(step, number)
 
@@ -127,7 +127,7 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
     Returns: whether it was.
     """
     lives = Lives(graph, schedule)
-    computed = {n for step in schedule.steps if isinstance(step, Group) for n in step.nodes}
+    computed = {n for step in schedule if isinstance(step, Group) for n in step.nodes}
     computed.difference_update(compared_values(graph))
     changed = False
     for _ in range(_MOST_PEAKS):

@@ -136,19 +136,19 @@ class Program:
                 planned = with_lower_peak(graph, planned)
             kernels: dict[int, list[Launch]] = {}
             try:
-                for unit in planned.steps:
+                for unit in planned:
                     if isinstance(unit, Group):
                         kernels[id(unit)] = lowering.launches(unit, f"k{len(kernels)}", self._target(unit))
             except RefusedError as found:
                 refused |= set(found.nodes)
                 continue
             break
-        self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
+        self.launches = [launch for unit in planned for launch in kernels.get(id(unit), ())]
         if not self._symbolic:
             plan_launches(self.launches, self.beginnings)
         steps: list[Step] = []
         waiting: list[Launch] = []
-        for unit in planned.steps:
+        for unit in planned:
             if isinstance(unit, Node) and unit.target is operator.getitem:
                 continue  # taken apart where the call is
             launches = kernels[id(unit)] if isinstance(unit, Group) else []

@@ -131,7 +131,6 @@ def measured(
         after_backward = watch.bytes
         del gradients
         peak = max(watch.samples, key=lambda sample: sample.bytes, default=Sample("forward", "", "", watch.bytes))
-        timeline = tuple((s.phase, s.module, s.op, s.bytes) for s in watch.samples)
         peak_told = Peak(
             bytes=peak.bytes, phase=peak.phase, module=peak.module, op=peak.op, after_forward=after_forward,
             after_backward=after_backward, unexplained=unexplained,
@@ -142,7 +141,7 @@ def measured(
         notes.append(f"on shapes alone the workspaces of {', '.join(uncounted)} are not known: they count nothing here")
     report = MemoryReport(
         subject=label, kept=kept, recomputed=recomputed_ops(watch.runs), totals=totals_of(kept), peak=peak_told,
-        timeline=timeline, notes=tuple(notes), uncounted=uncounted,
+        timeline=tuple(watch.samples), notes=tuple(notes), uncounted=uncounted,
     )  # fmt: skip
     return report, watch.runs
 

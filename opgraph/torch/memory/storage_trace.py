@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -42,8 +42,7 @@ MAX_REAL_ELEMENTS = 4096
 _WORKSPACES = frozenset(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"))
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Bytes alive after an op, above what was there before the run."""
 
     phase: str
