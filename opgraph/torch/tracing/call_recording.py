@@ -43,7 +43,7 @@ def record(
         OpGraphError: the call cannot be part of a fused function; the message names the user's line.
     """
     name = function_name(func) or str(func)
-    answered, result = answer(func, name, args, kwargs)
+    answered, result = answer(name, args, kwargs)
     if answered:
         session.asks = True
         session.forget(before)

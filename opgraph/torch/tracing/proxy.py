@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from opgraph.runtime.providers.torch_internals import make_subclass, tree_map_only
+from opgraph.runtime.providers.torch_internals import make_subclass
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import trace_errors
 
@@ -255,28 +255,50 @@ for _name, _func in _UNARY.items():
     setattr(Proxy, _name, _unary(_func))
 
 
-_ANSWERED = (
-    "is_floating_point", "is_complex", "is_tensor", "numel", "nelement", "ndimension", "dim", "size", "element_size",
-    "itemsize", "nbytes", "is_signed", "is_cuda", "is_cpu", "is_mps", "is_xpu", "is_meta", "is_sparse", "is_sparse_csr",
-    "is_quantized", "is_nested", "is_mkldnn", "get_device", "layout", "is_same_size", "result_type", "_is_param",
-)  # fmt: skip
+_ANSWERS: dict[str, Callable[..., Any]] = {
+    "is_floating_point": lambda x: x.dtype.is_floating_point,
+    "is_complex": lambda x: False,
+    "is_tensor": lambda x: True,
+    "numel": lambda x: x.shape.numel(),
+    "nelement": lambda x: x.shape.numel(),
+    "ndimension": lambda x: x.dim(),
+    "dim": lambda x: x.dim(),
+    "size": lambda x, *dim, **named: x.size(*dim, **named),
+    "element_size": lambda x: x.dtype.itemsize,
+    "itemsize": lambda x: x.dtype.itemsize,
+    "nbytes": lambda x: x.shape.numel() * x.dtype.itemsize,
+    "is_signed": lambda x: x.dtype.is_signed,
+    "is_cuda": lambda x: x.device.type == "cuda",
+    "is_cpu": lambda x: x.device.type == "cpu",
+    "is_mps": lambda x: x.device.type == "mps",
+    "is_xpu": lambda x: x.device.type == "xpu",
+    "is_meta": lambda x: x.device.type == "meta",
+    "is_sparse": lambda x: False,
+    "is_sparse_csr": lambda x: False,
+    "is_quantized": lambda x: False,
+    "is_nested": lambda x: False,
+    "is_mkldnn": lambda x: False,
+    "get_device": lambda x: x.device.index if x.device.index is not None else -1,
+    "layout": lambda x: torch.strided,
+    "is_same_size": lambda x, other: x.shape == other.shape,
+    "result_type": lambda *both: torch.result_type(*(_empty(a) for a in both)),
+    "_is_param": lambda x: False,
+}
 #: What may be asked of a real tensor without its value; a value of a trace answers the first few itself.
-QUESTIONS = frozenset(("shape", "dtype", "device", "ndim", "requires_grad", "__len__", *_ANSWERED))
+QUESTIONS = frozenset(("shape", "dtype", "device", "ndim", "requires_grad", "__len__", *_ANSWERS))
 #: Questions about how a tensor lies in memory.
 LAYOUT = ("is_contiguous", "stride", "storage_offset")
 
 
-def answer(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+def answer(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
     """(True, the answer) where a call only asks for what is known of a tensor without its data."""
     x = args[0] if args else None
     if not isinstance(x, Proxy):
         return False, None
     if name in LAYOUT:
         return _layout(name, x, args[1:], kwargs)
-    if name not in _ANSWERED:
-        return False, None
-    args, kwargs = tree_map_only(Proxy, _alike, (args, kwargs))
-    return True, func(*args, **kwargs)
+    known = _ANSWERS.get(name)
+    return (False, None) if known is None else (True, known(*args, **kwargs))
 
 
 def _layout(name: str, x: Proxy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
@@ -291,6 +313,5 @@ def _layout(name: str, x: Proxy, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return found, found
 
 
-def _alike(x: Proxy) -> torch.Tensor:
-    """A tensor of one element that has the shape, dtype and device of a value."""
-    return torch.empty((), dtype=x.dtype, device=x.device).expand(x.shape)
+def _empty(value: Any) -> Any:
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, torch.Tensor) else value
