@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 from torch.fx import Node
 
 from opgraph.errors import InvalidArguments, OpGraphError
-from opgraph.torch.explain_report import FusedCalls, FusionReport, GraphBreak, Guess, LeftCall, merged
 from opgraph.torch.fuse_module import FusedForward, fused_apart, reached_limits, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import new_compiler
 from opgraph.torch.graph.dynamo_entry import compiled, graph_breaks
 from opgraph.torch.graph.launches import Launch
 from opgraph.torch.memory.measure import measured, saved_tensors
-from opgraph.torch.memory.recomputed import Run
-from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.recomputed import Recomputed, Run
+from opgraph.torch.memory.report import Kept, MemoryReport
+from opgraph.torch.memory.report_text import aligned, plural, recomputed_rows, size
 from opgraph.torch.tracing.guard_discovery import written
 from opgraph.torch.tracing.trace import trace
 
@@ -80,7 +83,9 @@ def _eager(model_or_fn: Callable[..., Any], inputs: Any, kwargs: Any) -> MemoryR
 
 def _fused(launch: Launch, run: Run) -> FusedCalls:
     return FusedCalls(
-        path=_common([run.origins[n].module for n in launch.nodes]),
+        path=os.path.commonpath([run.origins[n].module.replace(".", os.sep) for n in launch.nodes]).replace(
+            os.sep, "."
+        ),
         calls=tuple(str(packet(n)).removeprefix("aten.") for n in launch.nodes),
         units=launch.units,
         inputs=tuple(p.size for p in launch.reads),
@@ -138,10 +143,238 @@ def _calls_of(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]] | No
     return tuple(op.kind for op in graph.ops), units
 
 
-def _common(paths: Sequence[str]) -> str:
-    """The path of the innermost module that all of these are in."""
-    parts = [path.split(".") if path else [] for path in paths]
-    count = 0
-    while all(len(p) > count and p[count] == parts[0][count] for p in parts):
-        count += 1
-    return ".".join(parts[0][:count])
+Shape: TypeAlias = tuple[int, ...]
+#: What is said where there are graph breaks and no kernel.
+_NOTHING = """\
+  torch.compile captures nothing of a function with a graph break inside of a loop. What that function calls is
+  captured by itself: make the body of the loop a method, or fuse the modules that it calls: ogt.fuse(model.part)."""
+#: Rows of the tables of kept tensors and of what is computed again; the largest are shown.
+_MOST_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FusedCalls:
+    """Ops that run in one kernel.
+
+    Attributes:
+        path: the innermost module that all of them are in; "" for the whole.
+        calls: the ATen ops, in order.
+        units: the named units found among them: swish, swiglu, gelu ...
+        inputs, outputs: the shapes read and written.
+        phase: "forward", "backward", or "inference" for a call without gradients.
+        times: how often such a kernel is in the model.
+    """
+
+    path: str
+    calls: tuple[str, ...]
+    units: tuple[str, ...]
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    phase: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LeftCall:
+    """An op that torch runs.
+
+    Attributes:
+        path: the module that calls it.
+        name: the op.
+        why: the reason.
+        times: how often.
+    """
+
+    path: str
+    name: str
+    why: str
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """A line where Dynamo ended a graph: what stands on both sides of it cannot fuse.
+
+    Attributes:
+        line: `file:line` and its code.
+        reason: Dynamo's.
+    """
+
+    line: str
+    reason: str
+
+
+Entry = TypeVar("Entry", FusedCalls, LeftCall)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What is known of a module before it runs.
+
+    Attributes:
+        path, kind: the module's name in the model, and its class.
+        calls: the pointwise ops that its forward is made of; empty where running decides.
+        units: the named units among them.
+        why: what decides when it runs.
+    """
+
+    path: str
+    kind: str
+    calls: tuple[str, ...]
+    units: tuple[str, ...]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FusionReport:
+    """What `fuse` does to a model: `print` shows tables, `.to_dict()` gives data.
+
+    Attributes:
+        subject: the model's or function's name.
+        fused: the kernels.
+        left: the ops that torch runs.
+        memory: what is kept for backward, what is computed again there, and the peak; None of a run without gradients.
+        eager: the same of the model as it is written; None where a dry run of it needs values.
+        breaks: where the captured graph ends before the forward does.
+        limits: functions of which a fused model's calls reached Dynamo's recompile limit before this report.
+        guesses: in a report without a run, what is known of the modules.
+    """
+
+    subject: str
+    fused: tuple[FusedCalls, ...] = ()
+    left: tuple[LeftCall, ...] = ()
+    memory: MemoryReport | None = None
+    eager: MemoryReport | None = None
+    breaks: tuple[GraphBreak, ...] = ()
+    guesses: tuple[Guess, ...] = ()
+    limits: tuple[str, ...] = ()
+
+    @property
+    def units(self) -> dict[str, int]:
+        """How often each named unit was found."""
+        found: Counter[str] = Counter()
+        for entry in self.fused:
+            if entry.phase != "backward":
+                found.update({unit: entry.units.count(unit) * entry.times for unit in entry.units})
+        for guess in self.guesses:
+            found.update(guess.units)
+        return dict(sorted(found.items()))
+
+    @property
+    def kept(self) -> int:
+        """Bytes kept for backward: `memory.totals.kept`."""
+        return 0 if self.memory is None else self.memory.totals.kept
+
+    @property
+    def kept_tensors(self) -> tuple[Kept, ...]:
+        """The tensors kept for backward that cost something; parameters and buffers, which exist anyway, do not."""
+        return () if self.memory is None else tuple(k for k in self.memory.kept if k.counted)
+
+    @property
+    def recomputed(self) -> tuple[Recomputed, ...]:
+        """The forward ops that backward computes again."""
+        return () if self.memory is None else self.memory.recomputed
+
+    @property
+    def peak(self) -> int | None:
+        """Bytes above the weights over a forward and a backward pass, at most; None of a run without gradients."""
+        return None if self.memory is None else self.memory.peak.bytes
+
+    @property
+    def eager_kept(self) -> int | None:
+        """Bytes that the model keeps as it is written."""
+        return None if self.eager is None else self.eager.totals.kept
+
+    @property
+    def eager_peak(self) -> int | None:
+        """The peak of the model as it is written."""
+        return None if self.eager is None else self.eager.peak.bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        found = {
+            name: [asdict(entry) for entry in getattr(self, name)] for name in ("fused", "left", "breaks", "guesses")
+        }
+        memory = {name: None if report is None else report.to_dict()
+                  for name, report in (("memory", self.memory), ("eager", self.eager))}  # fmt: skip
+        rest = {"units": self.units, "kept": self.kept, "peak": self.peak, "limits": list(self.limits)}
+        return {"subject": self.subject, **found, **memory, **rest}
+
+    def __str__(self) -> str:
+        lines = [self._headline(), *self._memory()]
+        if self.fused:
+            rows = [(e.phase, e.path or ".", str(e.times), " ".join(e.calls), ", ".join(e.units)) for e in self.fused]
+            lines += ["", "kernels", *_table(("phase", "module", "times", "ops", "units"), rows)]
+        if self.kept_tensors:
+            largest = sorted(self.kept_tensors, key=lambda t: -t.counted)
+            kept = [(t.module or ".", t.op, f"{t.dtype}{list(t.shape)}", t.counted) for t in largest]
+            lines += ["", "kept for backward", *_largest(("module", "call", "tensor", "bytes"), kept)]
+        if self.recomputed:
+            again = recomputed_rows(self.recomputed)
+            lines += ["", "computed again in backward", *_largest(("module", "ops", "times", "saves"), again)]
+        if self.left:
+            left = [(name, why, str(n), _some(paths)) for (name, why), (n, paths) in self._left_by_call().items()]
+            lines += ["", "left to torch", *_table(("op", "why", "times", "modules"), left)]
+        if self.breaks:
+            lines += ["", "graph breaks", *(f"  {b.line}\n    {b.reason}" for b in self.breaks)]
+            lines += [] if self.fused else [_NOTHING]
+        if self.limits:
+            lines += ["", "recompile limits", *(f"  {limit}" for limit in self.limits)]
+        if self.guesses:
+            seen = [(g.path or ".", g.kind, " ".join(g.calls), ", ".join(g.units) or g.why) for g in self.guesses]
+            lines += ["", "modules", *_table(("module", "class", "calls", "units, or what decides"), seen)]
+        return "\n".join(lines)
+
+    def _left_by_call(self) -> dict[tuple[str, str], tuple[int, list[str]]]:
+        found: dict[tuple[str, str], tuple[int, list[str]]] = {}
+        for entry in self.left:
+            times, paths = found.get((entry.name, entry.why), (0, []))
+            found[entry.name, entry.why] = (times + entry.times, [*paths, entry.path or "."])
+        return found
+
+    def _headline(self) -> str:
+        if self.guesses:
+            known = sum(bool(g.calls) for g in self.guesses)
+            return f"{self.subject}: {known} of {len(self.guesses)} modules are known to be pointwise before they run"
+        calls = sum(len(e.calls) * e.times for e in self.fused)
+        text = f"{self.subject}: {plural(calls, 'op')} in {plural(sum(e.times for e in self.fused), 'kernel')}"
+        if self.units:
+            text += "; " + ", ".join(f"{name} x{count}" for name, count in self.units.items())
+        return text
+
+    def _memory(self) -> list[str]:
+        if self.peak is None:
+            return []
+        eager = ("", "") if self.eager is None else (f", eager {size(self.eager.totals.kept)}",
+                                                     f", eager {size(self.eager.peak.bytes)}")  # fmt: skip
+        times, saved = sum(r.times for r in self.recomputed), sum(r.saves for r in self.recomputed)
+        again = f"; {plural(times, 'op')} computed again there instead of keeping {size(saved)}" if times else ""
+        return [
+            f"  kept for backward: {size(self.kept)}{eager[0]}{again}",
+            f"  peak over both passes: {size(self.peak)}{eager[1]}; weights aside",
+        ]
+
+
+def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Equal entries as one, with the number of times."""
+    found: dict[Entry, int] = {}
+    for entry in entries:
+        found[entry] = found.get(entry, 0) + 1
+    return tuple(replace(entry, times=times) for entry, times in found.items())
+
+
+def _some(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def _largest(columns: Sequence[str], rows: Sequence[tuple[str, str, str, int]]) -> list[str]:
+    """The table of the first rows, and one for the rest; the last column is bytes."""
+    shown = [(*row[:3], size(row[3])) for row in rows[:_MOST_ROWS]]
+    rest = rows[_MOST_ROWS:]
+    if rest:
+        shown.append((f"{len(rest)} more", "", "", size(sum(row[3] for row in rest))))
+    return _table(columns, shown)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return aligned(columns, [[c if len(c) <= 60 else c[:57] + "..." for c in row] for row in rows])

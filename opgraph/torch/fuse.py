@@ -25,7 +25,7 @@ from opgraph.torch.tracing.tensor_calls import Watch
 from opgraph.torch.tracing.trace import Run, Tracer
 
 if TYPE_CHECKING:
-    from opgraph.torch.explain_report import FusionReport
+    from opgraph.torch.explain import FusionReport
 
 #: Ways through one function that have plans; a function with more is run at each call.
 MOST_PLANS = 8
@@ -108,16 +108,9 @@ def fuse(
             f"memory={memory!r} is a choice for modules; a fused function keeps the least", where="fuse",
             fix="leave it out, or fuse the module that calls the function",
         )  # fmt: skip
-    return fuse_function(
+    return FusedFunction(
         fn, lambda traced: FusedOp(traced.graph, rounding=rounding, layout=traced.layout), as_eager=rounding == "each"
     )
-
-
-def fuse_function(
-    fn: Callable[..., Any], make_op: Callable[[Any], Callable[..., Any]], *, as_eager: bool = False
-) -> FusedFunction:
-    """`fuse` of a function, with the choice of what runs its graphs; see FusedFunction."""
-    return FusedFunction(fn, make_op, as_eager=as_eager)
 
 
 class FusedFunction(Wrapper):

@@ -140,10 +140,20 @@ class FusedForward(Wrapper):
             if not self._failed(error):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
             result = forward_of(module, self.instead, *args, **kwargs)
-        if self._failure is not None:
-            self._tell(self._failure)
+        name = type(self.module).__name__
+        if self._failure is not None and not self._told:
+            self._told = True
+            warnings.warn(
+                f"{name} runs unfused: {self._failure}. `ogt.explain(model, *inputs)` says more.",
+                stacklevel=users_level(),
+            )
         if self._limit is not None:
-            self._tell_limit(self._limit)
+            what, self._limit = self._limit, None
+            warnings.warn(
+                f"{name} runs unfused where it would have to be compiled again: {what}. Calls that were compiled "
+                "before stay fused. Where each difference is needed, raise torch._dynamo.config.recompile_limit.",
+                stacklevel=users_level(),
+            )
         return result
 
     def _first(self, code: _Code, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -203,40 +213,16 @@ class FusedForward(Wrapper):
         )
         return True
 
-    def _tell(self, why: str) -> None:
-        """Warns once that the module runs as it was written."""
-        if not self._told:
-            self._told = True
-            warnings.warn(
-                f"{type(self.module).__name__} runs unfused: {why}. `ogt.explain(model, *inputs)` says more.",
-                stacklevel=users_level(),
-            )
-
     def _limited(self, what: str) -> None:
         """Notes that Dynamo compiles a function no more; the call that it does so in goes on."""
         self._limit = None if self.limits else what
         self.limits = (*self.limits, what)
 
-    def _tell_limit(self, what: str) -> None:
-        """Warns once of that."""
-        self._limit = None
-        warnings.warn(
-            f"{type(self.module).__name__} runs unfused where it would have to be compiled again: {what}. "
-            "Calls that were compiled before stay fused. Where each difference is needed, raise "
-            "torch._dynamo.config.recompile_limit.",
-            stacklevel=users_level(),
-        )
-
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """The forward as it was."""
-        if self.instead is not None:
-            return self.instead(*args, **kwargs)
-        return type(self.module).forward(self.module, *args, **kwargs)
+        return forward_of(self.module, self.instead, *args, **kwargs)
 
-    def _compile(self) -> _Code:
-        return self._compiled_by(compiler)
-
-    def _compiled_by(self, make: Callable[..., Callable[..., Any]]) -> _Code:
+    def _compile(self, make: Callable[..., Callable[..., Any]] = compiler) -> _Code:
         made = self._compiled = _Code(partial(make, self.memory, self.rounding), self._reference)
         return made
 
@@ -355,7 +341,7 @@ def compiled_apart(model: object) -> Iterator[None]:
     forwards = _fused_forwards(model)
     held = [(forward._compiled, forward._single, forward._looks) for _, forward in forwards]
     for _, forward in forwards:
-        forward._compiled_by(new_compiler)
+        forward._compile(new_compiler)
         forward._single, forward._looks = None, False
     try:
         yield

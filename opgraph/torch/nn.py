@@ -10,10 +10,14 @@ import torch
 from torch import nn
 
 from opgraph.errors import InvalidArguments
+from opgraph.ir.logical_tensor import port_name
+from opgraph.runtime.compile_graph import compile
 from opgraph.runtime.providers.torch_internals import is_transformed
 from opgraph.torch.fuse import fuse
-from opgraph.torch.inplace_results import overwrite
+from opgraph.torch.fused.autograd import Trained
+from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.tracing.guard_discovery import written
+from opgraph.torch.tracing.trace import Output
 
 
 class _Pointwise(nn.Module):
@@ -190,7 +194,7 @@ class Activation(_Pointwise):
 
     Args:
         fn: a function of torch ops, pointwise in x (what `fuse` takes); plain, or fused already.
-        inplace: the result is written into x; see `opgraph.torch.inplace_results` for what that saves when.
+        inplace: the result is written into x; see `overwrite` for what that saves when.
         params: by name, their first values: a number (a parameter of no dimension) or a tensor. They are in the
             state_dict under these names.
 
@@ -265,3 +269,64 @@ def _first_value(name: str, value: Any) -> torch.Tensor:
         return value.detach().clone()
     kind = f"a tensor of {value.dtype}" if isinstance(value, torch.Tensor) else f"of type {type(value).__name__}"
     raise InvalidArguments(f"{name} is {kind}", where="Activation", fix="give a number or a float tensor")
+
+
+def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """Gives x the values of `fused(x, *others)`; returns x.
+
+    What `x.relu_()` means to torch holds: x has the result afterwards, whoever holds it sees it, and autograd knows.
+    - Without gradients the kernel writes into x. Nothing is allocated.
+    - With gradients, where the backward pass does with the result (ReLU, LeakyReLU, Elu, Tanh, Sigmoid ...): the same,
+      and the result is what is kept.
+    - With gradients that need x itself (Swish and most others): a copy of x is kept, as by torch's silu(inplace=True).
+
+    Args:
+        fused: a function made by `fuse`; its result has the shape and dtype of x.
+
+    Raises:
+        InvalidArguments: x is a parameter (or another leaf that requires a gradient), while gradients are recorded.
+        RuntimeError: torch does not allow to write into x: it shares memory with itself, its shape or dtype differ.
+    """
+    grad = torch.is_grad_enabled()
+    if grad and x.requires_grad and x.is_leaf:
+        raise InvalidArguments(
+            "a leaf that requires a gradient cannot be overwritten",
+            where="inplace=True",
+            fix="use inplace=False, or call it under torch.no_grad()",
+        )
+    needs = grad and any(t.requires_grad for t in (x, *others))
+    if not needs or not x._is_view():
+        run = fused.tracer((x, *others), {})
+        place = next((i for i, t in enumerate(run.tensors) if t is x), None)
+        if place is not None and _fits(run.traced, place, x):
+            op = FusedOp(run.traced.graph, layout=run.traced.layout) if run.traced.op is None else run.traced.op
+            run.traced.op = op
+            if not needs:
+                _written(op, op.graph, run.tensors, place)
+                return x
+            training = op.training(tuple([t.requires_grad for t in run.tensors]))
+            if place not in training.kept and len(training.forward.outputs) == 1:
+
+                def write(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                    _written(op, training.forward, tensors, place)
+                    return (tensors[place],)
+
+                return Trained(training, write, 1, place)(*run.tensors)[0]
+    return x.copy_(fused(x.clone(), *others))
+
+
+def _fits(traced: Any, place: int, x: torch.Tensor) -> bool:
+    """Whether the one result is like x, and x is memory without gaps or overlaps."""
+    if type(traced.outputs) is not Output or len(traced.graph.outputs) != 1:
+        return False
+    out, own = traced.graph.outputs[0], traced.graph.inputs[place]
+    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    return dense and (own.dims, own.dtype) == (out.dims, out.dtype)
+
+
+def _written(op: FusedOp, graph: Any, tensors: tuple[torch.Tensor, ...], place: int) -> None:
+    device = tensors[place].device
+    run = op.cached(("overwrite", id(graph), device), lambda: compile(graph, device=str(device)))
+    target = tensors[place].detach()
+    given = [target if t is tensors[place] else t.detach() for t in tensors]
+    run(dict(zip(map(port_name, graph.inputs), given, strict=True)), out=target)

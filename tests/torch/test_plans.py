@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.torch import naf1  # noqa: E402
-from opgraph.torch.fuse import MOST_PLANS, fuse, fuse_function  # noqa: E402
+from opgraph.torch.fuse import MOST_PLANS, FusedFunction, fuse  # noqa: E402
 from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
 F = torch.nn.functional
@@ -474,7 +474,7 @@ def test_graphs_are_run_by_what_the_caller_chooses() -> None:
         made.append(traced.graph)
         return FusedOp(traced.graph)
 
-    fused = fuse_function(lambda x: x.exp(), make)
+    fused = FusedFunction(lambda x: x.exp(), make)
     for n in (4, 5, 6):
         fused(torch.rand(n))
     assert len(made) == 1

@@ -116,6 +116,11 @@ forward_ad: Any = torch.autograd.forward_ad if hasattr(torch.autograd.forward_ad
 without_torch_function: Callable[[], AbstractContextManager[object]] = _C.DisableTorchFunction
 
 
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The tensors among values, in lists, tuples, dicts and whatever else modules return."""
+    return [leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def without_modes() -> Any:
     """A context in which torch calls run for real: compilers are called under fake tensors."""
     return _disable_current_modes()

@@ -7,6 +7,7 @@ places and the backward pass are known there. `Fused` serves every other call (l
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from opgraph.runtime.providers.torch_prepared import (
 from opgraph.torch.fused.training import Training, runs_everything
 
 
+@dataclass(frozen=True, slots=True)
 class Trained:
     """A forward call that needs gradients, ready to run.
 
@@ -37,20 +39,18 @@ class Trained:
         training: what is kept, and the backward pass.
         run: makes the results of `training.forward`.
         count: how many of the results are the caller's.
+        written: which of the inputs the one result is, written over; None: none.
     """
 
-    __slots__ = ("count", "run", "single", "training")
-
-    def __init__(self, training: Training, run: Callable[..., Sequence[torch.Tensor]], count: int) -> None:
-        self.training = training
-        self.run = run
-        self.count = count
-        self.single = len(training.forward.outputs) == 1
+    training: Training
+    run: Callable[..., Sequence[torch.Tensor]]
+    count: int
+    written: int | None = None
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The caller's results, connected to the inputs."""
         results = Fused.apply(self, *tensors)
-        return (results,) if self.single else results[: self.count]
+        return (results,) if isinstance(results, torch.Tensor) else results[: self.count]
 
 
 class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
@@ -64,6 +64,8 @@ class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
         """Runs the call and keeps what the plan says."""
         training = trained.training
         results = trained.run(*tensors)
+        if trained.written is not None:
+            ctx.mark_dirty(tensors[trained.written])
         ctx.training = training
         ctx.shapes = [tensors[i].shape for i in training.shapes]
         ctx.result_shapes = [t.shape for t in results]
@@ -75,7 +77,7 @@ class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
         ctx.save_for_backward(*[everything[i] for i in training.kept])
         if fixed:
             ctx.mark_non_differentiable(*[results[i] for i in fixed])
-        if trained.single:
+        if len(results) == 1:
             return results[0]
         ctx.set_materialize_grads(False)
         return tuple(results)

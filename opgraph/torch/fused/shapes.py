@@ -113,7 +113,10 @@ class Results:
                 # Further results, which are kept for backward, lie as one of theirs does.
                 known = dict(zip(reversed(shapes[: len(orders)]), reversed(orders)))
                 orders += [known.get(shape, range(len(shape))) for shape in shapes[len(orders) :]]
-                self._mixed[key] = [_dense(shape, order) for shape, order in zip(shapes, orders, strict=True)]
+                self._mixed[key] = [
+                    torch.empty_permuted(shape, tuple(order), device="meta").stride()
+                    for shape, order in zip(shapes, orders, strict=True)
+                ]
             else:
                 given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
                 with torch.no_grad():
@@ -151,15 +154,6 @@ def _is_ordered(tensor: torch.Tensor) -> bool:
 def _extended(tensor: torch.Tensor) -> int:
     """The number of axes along which it has elements of its own."""
     return sum(size != 1 and stride != 0 for size, stride in zip(tensor.shape, tensor.stride()))
-
-
-def _dense(shape: Shape, order: Sequence[int]) -> tuple[int, ...]:
-    """Strides without gaps, for axes in this order."""
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return tuple(strides)
 
 
 def _broadcast(leaves: tuple[_Leaf, ...], inputs: Sequence[Shape]) -> Shape:

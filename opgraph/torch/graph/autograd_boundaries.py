@@ -97,13 +97,14 @@ def _made_without_gradients(graph: Graph) -> set[int]:
             enabled = bool(node.args[0])
         elif not enabled and isinstance(node.meta.get("example_value"), torch.Tensor):
             found.add(node)
-    (output,) = graph.find_nodes(op="output")
+    output: Any = graph.output_node()
     return {place for place, node in enumerate(output.args[0]) if node in found}
 
 
 def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Callable[..., Any]:
     """The function of these lines: it takes a graph's inputs and returns its results."""
-    places, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
+    places = graph.find_nodes(op="placeholder")
+    output: Any = graph.output_node()
     results = "".join(f"{n}, " for n in output.args[0])
     body = "\n    ".join([*lines, f"return ({results})"])
     exec(compile(f"def run({', '.join(map(str, places))}):\n    {body}\n", "<opgraph>", "exec"), values)
@@ -129,7 +130,7 @@ def _each_once(part: GraphModule, args: Sequence[Any], values: dict[Node, Any]) 
 
 def _as_tuple(part: GraphModule) -> bool:
     """Lets a part return a tuple, as AOTAutograd expects; whether it had returned one value."""
-    (output,) = part.graph.find_nodes(op="output")
+    output: Any = part.graph.output_node()
     if isinstance(output.args[0], (tuple, list)):
         return False
     output.args = ((output.args[0],),)
@@ -149,7 +150,7 @@ class _Calls:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = [n for n in graph.nodes if n.op != "output"]
-        (output,) = graph.find_nodes(op="output")
+        output: Any = graph.output_node()
         #: Calls between which a graph cannot be cut, by the first of them.
         self.regions = _regions(self.nodes)
         self._inside = {node for region in self.regions.values() for node in region}

@@ -16,32 +16,39 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.ir.pause_gc import no_collector
 from opgraph.loops.lower import ROUNDINGS
-from opgraph.runtime.providers.torch_internals import HigherOrderOperator, is_forward_mode, without_modes
+from opgraph.runtime.providers.torch_internals import (
+    HigherOrderOperator,
+    has_saved_tensors_hooks,
+    is_batched,
+    is_forward_mode,
+    without_modes,
+)
 from opgraph.torch.graph.autograd_boundaries import compile_parts
-from opgraph.torch.graph.backward_inputs import Hooks, backward_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
-from opgraph.torch.graph.decompositions import decompositions
+from opgraph.torch.graph.decompositions import decompositions, shows_statistics
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
+from opgraph.torch.graph.eager_gradients import dependencies, with_gradients_of_eager
 from opgraph.torch.graph.known_faults import (
     copy_overlapping_results,
+    draws_numbers,
     fault_of_frame,
     lost_write,
     remove_idle_dropout,
-    with_inputs_returned,
+    with_own_results,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
 from opgraph.torch.graph.node_origin import mark_recomputed
-from opgraph.torch.graph.norm_statistics import shows_statistics
 from opgraph.torch.graph.parameter_branches import fold_branches
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.second_derivatives import with_second_derivatives
+from opgraph.torch.graph.program_text import restrided, same_strides
+from opgraph.torch.graph.symbolic_program import SizedProgram
 from opgraph.torch.graph.torch_internals import (
     aot_backend,
     capture_errors,
@@ -50,8 +57,6 @@ from opgraph.torch.graph.torch_internals import (
     keep_saved_tensors,
     run_as_written,
 )
-from opgraph.torch.graph.undefined_gradients import dependencies, with_undefined_gradients
-from opgraph.torch.graph.unread_draws import draws_numbers, with_unread_draws
 from opgraph.torch.tracing.trace_errors import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
@@ -66,6 +71,7 @@ class Captured:
         part: which part; 0 for the first or only one.
         inference: the program of a call without gradients.
         forward, backward: those of a call with gradients; backward is compiled with forward.
+        is_hooked: whether saved-tensor hooks were ever in force when `forward` ran.
     """
 
     graph: GraphModule
@@ -73,6 +79,7 @@ class Captured:
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
     backward: Program | SizedPrograms | None = None
+    is_hooked: bool = False
 
 
 #: Called when a graph of any backend begins to run; an empty list costs a call 30 ns.
@@ -147,21 +154,17 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             return _unfused(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
-            return with_inputs_returned(
+            return with_own_results(
                 graph,
-                lambda: with_unread_draws(
+                lambda: _as_written_with_tangents(
                     graph,
-                    lambda: _as_written_with_tangents(
-                        graph,
-                        compile_parts(graph, example_inputs, lambda part, args: compile_one(part, args, next(number))),
-                    ),
+                    compile_parts(graph, example_inputs, lambda part, args: compile_one(part, args, next(number))),
                 ),
             )
 
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         copy_overlapping_results(graph)
         captured = Captured(graph, number)
-        hooks = Hooks()
         computed: set[str] = set()
         for observer in _observers.get():
             observer(captured)
@@ -185,7 +188,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 if name == "inference":
                     return program.run
                 keep_saved_tensors()  # kernels and library calls write over none
-                return hooks.noted(program.run) if name == "forward" else backward_of(program, hooks)
+                return _noting_hooks(program.run, captured) if name == "forward" else _backward_of(program, captured)
 
             return build
 
@@ -208,8 +211,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
             return _unfused(graph)
-        call = with_second_derivatives(graph, made, any(map(draws_numbers, graph.graph.nodes)))
-        return with_undefined_gradients(call, depends)
+        return with_gradients_of_eager(graph, made, any(map(draws_numbers, graph.graph.nodes)), depends)
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
@@ -284,3 +286,46 @@ def check_rounding(rounding: object) -> None:
     """Raises InvalidArguments where there is no such rounding."""
     if rounding not in ROUNDINGS:
         raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
+
+
+def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callable[[list[Any]], Any]:
+    """A forward program that notes whether saved-tensor hooks are in force."""
+
+    def forward(args: list[Any]) -> Any:
+        if has_saved_tensors_hooks():
+            captured.is_hooked = True
+        return run(args)
+
+    forward._boxed_call = True  # type: ignore[attr-defined]
+    return forward
+
+
+def _backward_of(program: Program | SizedPrograms, captured: Captured) -> Callable[[list[Any]], Any]:
+    """A backward program that takes whatever autograd has for it.
+
+    A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, and in
+    `autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address, and under
+    `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may give back a
+    tensor with other strides than it was kept with (contiguous ones, for example): such a tensor is copied into the
+    strides that the program was made for.
+    """
+
+    def backward(args: list[Any]) -> Any:
+        if is_batched() or is_forward_mode():
+            given = args[:]
+            args.clear()
+            return Interpreter(program.module).run(*given)
+        if captured.is_hooked:
+            _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
+        return program.run(args)
+
+    backward._boxed_call = True  # type: ignore[attr-defined]
+    return backward
+
+
+def _restride(program: Program | SizedProgram, args: list[Any]) -> None:
+    """Copies the arguments whose strides are others than those that the program was made for."""
+    for place, strides in enumerate(program.input_strides):
+        given = args[place]
+        if strides is not None and isinstance(given, torch.Tensor) and not same_strides(given, strides):
+            args[place] = restrided(given, strides)

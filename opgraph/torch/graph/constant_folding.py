@@ -13,7 +13,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import is_computed, is_fill, value_of
-from opgraph.torch.graph.common_subexpressions import key_of
 from opgraph.torch.graph.size_expressions import SYMBOLIC, number_of
 from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
@@ -30,9 +29,8 @@ def fold_constants(
     A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
     numbers, and nodes of symbolic sizes. The graph is changed; torch calls must run for real (no fake mode).
 
-    Equal constants, as the masks of equal layers, are one attribute.
-
     Args:
+        module: its graph has one node for equal calls, so that equal constants are one attribute.
         most: bytes that all of them may have; MOST_BYTES if None.
         names: of nodes; those alone are replaced, however many bytes they have.
 
@@ -40,38 +38,38 @@ def fold_constants(
     """
     most = MOST_BYTES if most is None else most
     graph = module.graph
-    (output,) = [n for n in graph.nodes if n.op == "output"]
-    returned = {base_of(n) for n in output.all_input_nodes}
-    first = _equal_constants(graph, most if names is None else sys.maxsize)
-    readers = {n: [u for u in n.users if u not in first] for n in first}
+    returned = {base_of(n) for n in graph.output_node().all_input_nodes}
+    constants = _small_constants(graph, most if names is None else sys.maxsize)
+    readers = {n: [u for u in n.users if u not in constants] for n in constants}
     folded = [
         n for n, read in readers.items()
         if read and n.op != "get_attr" and isinstance(value_of(n), torch.Tensor) and not is_fill(n)
-        and base_of(n) not in returned and (names is None or first[n].name in names)
+        and base_of(n) not in returned and (names is None or n.name in names)
     ]  # fmt: skip
-    values = _values(module, first, [first[n] for n in folded])
-    attributes: dict[Node, Node] = {}
+    needed = set(folded)
+    for node in reversed(constants):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    values = _evaluated(module, [n for n in constants if n in needed], {})
+    made: dict[str, str] = {}
     held = 0
     for node in folded:
-        value = values[first[node]]
-        made = attributes.get(first[node])
-        if made is None:
-            held += value.numel() * value.itemsize
-            if names is None and held > most:
-                break
-        kept = value.clone() if made is None else _attribute(module, made)
+        held += values[node].numel() * values[node].itemsize
+        if names is None and held > most:
+            break
+        kept = values[node].clone()
         if kept.stride() != value_of(node).stride() and any(map(is_view, readers[node])):
             continue  # views of it count on its strides
-        if made is None:
-            name = f"constant_{node.name}"
-            module.register_buffer(name, kept, persistent=False)
-            with graph.inserting_before(node):
-                made = attributes[first[node]] = graph.get_attr(name)
-            made.meta = {**node.meta, "val": node.meta["val"].new_empty_strided(kept.shape, kept.stride())}
+        name = f"constant_{node.name}"
+        module.register_buffer(name, kept, persistent=False)
+        with graph.inserting_before(node):
+            attribute = graph.get_attr(name)
+        attribute.meta = {**node.meta, "val": node.meta["val"].new_empty_strided(kept.shape, kept.stride())}
+        made[attribute.name] = node.name
         for user in readers[node]:
-            user.replace_input_with(node, made)
+            user.replace_input_with(node, attribute)
     graph.eliminate_dead_code()
-    return {made.name: node.name for node, made in attributes.items()}
+    return made
 
 
 class SizedConstants:
@@ -96,50 +94,41 @@ class SizedConstants:
         Args:
             sizes: symbol -> value.
         """
-        values: dict[Node, Any] = {}
-        for node in self._nodes:
-            value = value_of(node)
-            if isinstance(value, SYMBOLIC):
-                values[node] = number_of(value, sizes)
-            elif node.op == "get_attr":
-                values[node] = _attribute(self._module, node)
-            else:
-                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                call: Any = node.target
-                values[node] = call(*args, **kwargs)
+        values = _evaluated(self._module, self._nodes, sizes)
         return {n.name: values[n].clone() for n in self._nodes if n.name in self._wanted}
 
 
-def _equal_constants(graph: Graph, most: int) -> dict[Node, Node]:
-    """For each constant of at most so many bytes, in order, the first that has the same value."""
+def _small_constants(graph: Graph, most: int) -> dict[Node, None]:
+    """The constants of at most so many bytes that are computed from such alone, in order."""
     constants = constants_of(graph)
-    first: dict[Node, Node] = {}
-    known: dict[Any, Node] = {}
+    found: dict[Node, None] = {}
     for node in graph.nodes:
-        if node not in constants:
-            continue
-        if node.op == "get_attr":
-            first[node] = known.setdefault(node.target, node)
-            continue
-        size = _size(value_of(node))
-        if size is not None and size <= most and all(n in first for n in node.all_input_nodes):
-            key = node.target, key_of(node.args, first.__getitem__), key_of(node.kwargs, first.__getitem__)
-            first[node] = known.setdefault(key, node)
-    return first
+        if node in constants and (
+            node.op == "get_attr"
+            or (
+                (size := _size(value_of(node))) is not None
+                and size <= most
+                and all(n in found for n in node.all_input_nodes)
+            )
+        ):
+            found[node] = None
+    return found
 
 
-def _values(module: GraphModule, first: dict[Node, Node], nodes: Iterable[Node]) -> dict[Node, Any]:
-    """The values of constants, and of what these are computed from; of equal ones that of the first."""
-    needed = set(nodes)
-    for node in reversed(first):
-        if node in needed:
-            needed |= {first[n] for n in node.all_input_nodes}
+def _evaluated(module: GraphModule, nodes: Iterable[Node], sizes: Mapping[Any, int]) -> dict[Node, Any]:
+    """The values of nodes, each computed from earlier ones.
+
+    Args:
+        sizes: symbol -> value.
+    """
     values: dict[Node, Any] = {}
-    for node in first:
-        if node in needed and node.op == "get_attr":
+    for node in nodes:
+        if isinstance(value_of(node), SYMBOLIC):
+            values[node] = number_of(value_of(node), sizes)
+        elif node.op == "get_attr":
             values[node] = _attribute(module, node)
-        elif node in needed:
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: values[first[n]])
+        else:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
             call: Any = node.target
             values[node] = call(*args, **kwargs)
     return values

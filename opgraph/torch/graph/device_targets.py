@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
@@ -33,8 +33,8 @@ class Lines:
     makes: list[str] = field(default_factory=list)
 
 
-class Target(Protocol):
-    """A device, as programs use it.
+class HostTarget:
+    """The CPU.
 
     Attributes:
         engine: the device.
@@ -44,27 +44,34 @@ class Target(Protocol):
         values: what stands under the names that lines use.
     """
 
-    engine: Engine
-    allocate: str
-    alignment: int
-    packs: bool
-    values: Mapping[str, Any]
+    engine = Engine("cpu")
+    allocate = "allocate"
+    alignment = 1
+    packs = False
+    values: Mapping[str, Any] = {"allocate": torch_internals.empty_cpu}
 
-    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
+    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> HostKernel | None:
         """The compiled loop of a fused partition; None where it cannot be launched by address.
 
         Args:
             arguments: ids of the scalar constants that its text does not hold; see `lower`.
         """
+        made = runner(partition, self.engine, rounding=rounding, arguments=arguments)
+        return made if isinstance(made, HostKernel) else None
 
-    def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """The prepared call on tensors that lie at these places; compiles what it needs."""
+    def plan(
+        self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings, *, compiles: bool
+    ) -> Any:
+        """The prepared call on tensors that lie at these places, wherever they begin.
 
-    def quick_plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """The same; None where it may need a compiler."""
+        Args:
+            compiles: whether it compiles what it needs; False: None is returned where it may need a compiler.
+        """
+        return kernel.plan_for(_looks(reads), _looks(writes), compiles=compiles)
 
     def packed(self, plan: Any) -> Sequence[bool]:
         """For each tensor that a kernel reads and then writes, whether it must begin where the plan says."""
+        return ()
 
     def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
         """One native call for kernels that follow each other.
@@ -73,50 +80,6 @@ class Target(Protocol):
             name: of the call, in the function.
             addresses: the expressions of the addresses that the launches have places in.
         """
-
-    def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """The same, of lines that do not depend on plans. Where launches have no plans yet, nothing stands under the
-        names of the lines."""
-
-    def first(self, has_constants: bool) -> Sequence[str]:
-        """Lines with which the function begins.
-
-        Args:
-            has_constants: whether it reads memory that nobody but the program holds.
-        """
-
-    def aligned(self, inputs: Sequence[str]) -> Lines:
-        """Lines that copy inputs which begin elsewhere than at multiples of 16 bytes."""
-
-
-class HostTarget:
-    """The CPU."""
-
-    engine = Engine("cpu")
-    allocate = "allocate"
-    alignment = 1
-    packs = False
-    values: Mapping[str, Any] = {"allocate": torch_internals.empty_cpu}
-
-    def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> HostKernel | None:
-        """As Target."""
-        made = runner(partition, self.engine, rounding=rounding, arguments=arguments)
-        return made if isinstance(made, HostKernel) else None
-
-    def plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """As Target. Kernels read arrays wherever they begin."""
-        return kernel.plan_for(_looks(reads), _looks(writes))
-
-    def quick_plan(self, kernel: HostKernel, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """As Target."""
-        return kernel.plan_for(_looks(reads), _looks(writes), compiles=False)
-
-    def packed(self, plan: Any) -> Sequence[bool]:
-        """As Target."""
-        return ()
-
-    def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """As Target."""
         made = KernelSequence(launches, len(addresses))
         given, own = ", ".join(addresses), {f"own_{name}": made}  # the function's calls hold addresses only
         if made.direct is None:
@@ -125,16 +88,21 @@ class HostTarget:
         return Lines([f"{name}(pack_{name}({given}))"], {**own, name: entry, f"pack_{name}": pack})
 
     def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """As Target."""
+        """The same, of lines that do not depend on plans. Where launches have no plans yet, nothing stands under the
+        names of the lines."""
         made = KernelSequence(launches, len(addresses)) if launches[0].plan is not None else None
         return Lines([f"{name}({', '.join(addresses)})"], {} if made is None else {name: made})
 
     def first(self, has_constants: bool) -> Sequence[str]:
-        """As Target."""
+        """Lines with which the function begins.
+
+        Args:
+            has_constants: whether it reads memory that nobody but the program holds.
+        """
         return ()
 
     def aligned(self, inputs: Sequence[str]) -> Lines:
-        """As Target."""
+        """Lines that copy inputs which begin elsewhere than at multiples of 16 bytes."""
         return Lines([])
 
 
@@ -165,24 +133,24 @@ class CudaTarget:
         }  # fmt: skip
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
-        """As Target."""
+        """As HostTarget."""
         return runner(partition, self.engine, rounding=rounding, arguments=arguments)
 
-    def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """As Target: with packs as wide as the places allow."""
+    def plan(
+        self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings, *, compiles: bool
+    ) -> Any:
+        """As HostTarget, with packs as wide as the places allow."""
+        if not compiles:
+            return None
         return kernel.plan([self._array(p, begin) for p in reads], [self._array(p, begin) for p in writes])
 
-    def quick_plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """As Target."""
-        return None
-
     def packed(self, plan: Any) -> Sequence[bool]:
-        """As Target."""
+        """As HostTarget."""
         packs: Sequence[bool] = plan.packs
         return packs
 
     def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """As Target. A workspace is freed after the launch: the allocator gives it away on the same stream."""
+        """As HostTarget. A workspace is freed after the launch: the allocator gives it away on the same stream."""
         from opgraph.runtime.cuda_sequence import CudaSequence
 
         made = CudaSequence(launches, len(addresses), self.engine.index)
@@ -203,7 +171,7 @@ class CudaTarget:
         return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover}, makes)
 
     def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """As Target. A workspace, perhaps of no bytes, comes with each call."""
+        """As HostTarget. A workspace, perhaps of no bytes, comes with each call."""
         from opgraph.runtime.cuda_sequence import CudaSequence
 
         work = f"work_{name}"
@@ -216,13 +184,13 @@ class CudaTarget:
         return Lines(lines, {name: call, f"bytes_{name}": made.workspace}, [work])
 
     def first(self, has_constants: bool) -> Sequence[str]:
-        """As Target: allocation and launches are for the current GPU. A captured CUDA graph may outlive the program."""
+        """As HostTarget: allocation and launches are for the current GPU. A captured CUDA graph may outlive it."""
         index = self.engine.index
         lines = [f"if current_gpu() != {index}:", f"    with on_gpu({index}): return run(args)"]
         return [*lines, "if is_capturing(): keep([run])"] if has_constants else lines
 
     def aligned(self, inputs: Sequence[str]) -> Lines:
-        """As Target."""
+        """As HostTarget."""
         if not inputs:
             return Lines([])
         addresses, names = " | ".join(f"{n}.data_ptr()" for n in inputs), "".join(f"{n}, " for n in inputs)
@@ -237,6 +205,10 @@ class CudaTarget:
         return DeviceArray(
             None, begin.of(place), dtype, place.kernel_size, place.kernel_stride, self.engine.index, CUPY
         )
+
+
+#: A device, as programs use it.
+Target: TypeAlias = HostTarget | CudaTarget
 
 
 def target_of(device: torch.device) -> Target:

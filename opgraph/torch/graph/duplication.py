@@ -9,7 +9,7 @@ from torch.fx import Graph, Node
 
 from opgraph.torch.graph.aten import bytes_of, is_reduction
 from opgraph.torch.graph.selections import compared_values
-from opgraph.torch.graph.views import base_of, is_view, keeps_elements
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
 
 #: Nodes of a chain that is computed again on another level.
 _LONGEST_CHAIN = 8
@@ -27,18 +27,14 @@ def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
     for node in reversed(graph.nodes):
         if not sources.is_link(node):
             continue
-        readers: dict[int, list[tuple[Node, Node]]] = {}  # by level: (what it reads: the node or a view of it, reader)
+        by_level: dict[int, list[tuple[Node, Node]]] = {}  # what it reads: the node or a view of it, and the reader
         stored = False
-        waiting = [(node, user) for user in node.users]
-        while waiting:
-            read, user = waiting.pop()
-            if is_view(user) and keeps_elements(user):
-                waiting += [(user, u) for u in user.users]
-            elif user in computed and (read is node or keeps_elements(read)):
-                readers.setdefault(levels[user], []).append((read, user))
+        for read, user, fuses in readers(node):
+            if user in computed and fuses:
+                by_level.setdefault(levels[user], []).append((read, user))
             else:
                 stored = True
-        for level, found in readers.items():
+        for level, found in by_level.items():
             if level == levels[node] or sources.is_long(node):
                 continue
             there = {s for _, user in found for other in user.all_input_nodes if base_of(other) is not node

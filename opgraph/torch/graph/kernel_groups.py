@@ -19,10 +19,10 @@ from __future__ import annotations
 import heapq
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, Node
@@ -42,7 +42,7 @@ from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of
 from opgraph.torch.graph.duplication import Sources, duplicate
 from opgraph.torch.graph.slice_pushdown import move_slices_up
-from opgraph.torch.graph.views import base_of, is_view, keeps_elements
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
 
 aten = torch.ops.aten
 
@@ -79,11 +79,8 @@ def columns_of(group: Group) -> set[Node]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The steps of a graph, in order: groups, and nodes that torch computes."""
-
-    steps: tuple[Group | Node, ...]
+#: The steps of a graph, in order: groups, and nodes that torch computes.
+Schedule: TypeAlias = Sequence[Group | Node]
 
 
 def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool = False) -> Schedule:
@@ -113,7 +110,7 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
     _postpone(graph, computed, levels)
     duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
-    return Schedule(tuple(_ordered(graph, found, _waits(graph), gather_kernels)))
+    return _ordered(graph, found, _waits(graph), gather_kernels)
 
 
 def _waits(graph: Graph) -> dict[Node, list[Node]]:
@@ -221,14 +218,14 @@ def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
         if node not in computed or is_reduction(node):
             continue
         is_drawn = all(is_random(n) for n in node.all_input_nodes) and bool(node.all_input_nodes)
-        readers: list[int] = []
-        for user, fuses in _readers(node):
+        reading: list[int] = []
+        for _, user, fuses in readers(node):
             if user.op != "output":
-                readers.append(levels[user] - (user in computed and not fuses))
+                reading.append(levels[user] - (user in computed and not fuses))
             elif not is_drawn:
-                readers.append(levels[node])
-        if readers and min(readers) > levels[node]:
-            levels[node] = min(readers)
+                reading.append(levels[node])
+        if reading and min(reading) > levels[node]:
+            levels[node] = min(reading)
 
 
 #: Levels by which a library call runs later at most: what it reads lives as long.
@@ -244,7 +241,7 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
         if node not in computed or is_reduction(node):
             continue
         found: set[Node] = set()
-        for user, _ in _readers(node):
+        for _, user, _ in readers(node):
             if user in calls:
                 found |= calls[user]
             elif user not in computed and _is_last_call(user):
@@ -261,9 +258,9 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
     for node in reversed(graph.nodes):
         if node not in calls:
             continue
-        readers = _readers(node)
-        if any(user in calls for user, _ in readers):  # where its readers are, or before a view that ends the kernel
-            levels[node] = min(levels[user] - (user in computed and not fuses) for user, fuses in readers)
+        users = readers(node)
+        if any(user in calls for _, user, _ in users):  # where its readers are, or before a view that ends the kernel
+            levels[node] = min(levels[user] - (user in computed and not fuses) for _, user, fuses in users)
             continue
         large = [s for s in sources.of(node) if 2 * bytes_of(s) >= bytes_of(node)]
         later = set.intersection(*(reading.get(s, set()) for s in large)) if large else set()
@@ -274,25 +271,11 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
                 levels[call] = max(levels[call], levels[node])
 
 
-def _readers(node: Node) -> list[tuple[Node, bool]]:
-    """What reads the memory of a node, perhaps through views, and whether a kernel that makes the node has the elements
-    that are read at hand."""
-    found = []
-    waiting = [(user, True) for user in node.users]
-    while waiting:
-        user, fuses = waiting.pop()
-        if is_view(user):
-            waiting += [(u, fuses and keeps_elements(user)) for u in user.users]
-        else:
-            found.append((user, fuses))
-    return found
-
-
 def _is_last_call(node: Node) -> bool:
     """Whether a library call may run at any time: the graph's outputs alone read its result."""
     if node.op != "call_function" or writes(node) or is_random(node):
         return False
-    return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for u, _ in _readers(node))
+    return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for _, u, _ in readers(node))
 
 
 def loop_shape(node: Node) -> tuple[int, ...]:

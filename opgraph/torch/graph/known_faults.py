@@ -5,7 +5,8 @@ All were found by `tests/accuracy/random_networks.py` with torch 2.13, where `ba
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeGuard
 
@@ -14,7 +15,7 @@ from torch.fx import GraphModule, Node
 from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
-from opgraph.torch.graph.parameter_branches import written_arguments
+from opgraph.torch.graph.parameter_branches import draws_random_numbers, written_arguments
 from opgraph.torch.graph.torch_internals import MEMORY, hint, memory_of
 
 #: Methods that give a tensor another shape in place.
@@ -78,7 +79,7 @@ def lost_write(graph: GraphModule) -> str:
 
 def _shared_by_inputs(graph: GraphModule) -> set[int | None]:
     """The memory in which two inputs overlap and that a result is a view of."""
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     inputs: dict[int, list[Node]] = {}
     for memory in map(memory_of, output.all_input_nodes):
         if memory is not None:
@@ -148,7 +149,7 @@ def copy_overlapping_results(graph: GraphModule) -> None:
     otherwise for expanded axes alone. Results that share memory with an input or another result are views of it, which
     have no such gradients.
     """
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     results = [n for n in output.args[0] if isinstance(n, Node)]
     memory = [memory_of(n) for n in (*graph.graph.find_nodes(op="placeholder"), *dict.fromkeys(results))]
     copies: dict[Node, Node] = {}
@@ -178,17 +179,21 @@ def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
     return False
 
 
-def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `compile` makes of a graph, without the results that are inputs of the graph, written to or not.
+def with_own_results(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `compile` makes of a graph whose results are those that AOTAutograd gets right.
 
-    Of `self.steps += 1` Dynamo returns the buffer. Where an input with a gradient is written to in the same graph,
-    AOTAutograd returns the buffer in place of the first result.
+    Inputs of the graph, written to or not, are no results of it. Of `self.steps += 1` Dynamo returns the buffer. Where
+    an input with a gradient is written to in the same graph, AOTAutograd returns the buffer in place of the first
+    result.
+
+    Random numbers that no result is computed from are results, which the caller does not see. AOTAutograd would leave
+    them out; eager torch draws them, and every later number depends on how many were drawn before.
 
     Args:
-        graph: loses such results, which what is returned here puts back.
+        graph: its results are changed, which what is returned here undoes.
         compile: called afterwards.
     """
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     inputs = {
         id(value): place
         for place, n in enumerate(graph.graph.find_nodes(op="placeholder"))
@@ -196,9 +201,16 @@ def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[...,
     }
     results = output.args[0]
     places = [inputs.get(id(n.meta.get("example_value"))) if isinstance(n, Node) else None for n in results]
-    if all(place is None for place in places):
-        return compile()
     output.args = (tuple(n for n, place in zip(results, places, strict=True) if place is None),)
+    nodes = list(graph.graph.nodes)
+    draws = [n for n in nodes if draws_numbers(n)]
+    read = _read(nodes, output) if draws else set()
+    unread = [n for n in draws if n not in read]
+    if not unread and all(place is None for place in places):
+        return compile()
+    with graph.graph.inserting_before(output):
+        drawn = [graph.graph.call_method("detach", (part,)) for n in unread for part in _tensors(n)]
+    output.args = ((*output.args[0], *drawn),)
     graph.recompile()
     call = compile()
 
@@ -207,3 +219,67 @@ def with_inputs_returned(graph: GraphModule, compile: Callable[[], Callable[...,
         return tuple(next(made) if place is None else args[place] for place in places)
 
     return run
+
+
+def draws_numbers(node: Node) -> bool:
+    """Whether a node is a call that draws random numbers, itself or in a function that it runs, as checkpoints do."""
+    if node.op not in ("call_function", "call_method"):
+        return False
+    arguments = [n for n in node.all_input_nodes if n.op == "get_attr"]
+    bodies = [getattr(node.graph.owning_module, str(n.target), None) for n in arguments]
+    return draws_random_numbers(node) or any(
+        draws_numbers(n) for body in bodies if isinstance(body, GraphModule) for n in body.graph.nodes
+    )
+
+
+def _tensors(node: Node) -> list[Node]:
+    """The tensors that a call gives back, alone or in a tuple."""
+    values = node.meta.get("example_value")
+    if not isinstance(values, tuple):
+        return [node]
+    places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    return [node.graph.call_function(operator.getitem, (node, place)) for place in places]
+
+
+def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
+    """The nodes that a graph's results, or the memory of its inputs, are computed from; checkpoints may write, too."""
+    memory = {memory_of(n) for n in nodes if n.op in ("placeholder", "get_attr")}
+    calls = [n for n in nodes if not isinstance(n.target, HigherOrderOperator)]
+    writes = [(n, found) for n in calls if (found := {memory_of(w) for w in written_arguments(n)})]
+    read: set[Node] = set()
+    waiting: Iterable[Node] = [output]
+    while waiting:
+        new = list(waiting)
+        while new:
+            node = new.pop()
+            if node not in read:
+                read.add(node)
+                memory.add(memory_of(node))
+                new += _read_by(node)
+        memory.discard(None)
+        waiting = [n for n, found in writes if n not in read and found & memory]
+    return read
+
+
+#: Calls that read of their first tensor, or of their second one, nothing but shape, dtype and device.
+_READ_NO_FIRST = frozenset(
+    (
+        "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "rand_like",
+        "randint_like", "randn_like", "zeros_like",
+    )
+)  # fmt: skip
+_READ_NO_SECOND = frozenset(("expand_as", "reshape_as", "to", "type_as", "view_as"))
+
+
+def _read_by(node: Node) -> list[Node]:
+    """The arguments of a call that its result depends on, where AOTAutograd leaves others out."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name in _READ_NO_FIRST or name in _READ_NO_SECOND:
+        unread = node.args[:1] if name in _READ_NO_FIRST else node.args[1:2]
+        return [n for n in node.all_input_nodes if n not in unread or node.args.count(n) > 1]
+    if node.target is operator.getitem:
+        parts, place = node.args
+        if isinstance(parts, Node) and parts.target is torch.broadcast_tensors:
+            given: Any = parts.args
+            return [given[place]]
+    return node.all_input_nodes

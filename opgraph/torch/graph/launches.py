@@ -83,8 +83,8 @@ class Lowering:
 
     def __init__(self, rounding: str) -> None:
         self._rounding = rounding
-        #: By device and structure: the first group's structure, prefix and kernel calls.
-        self._known: dict[Any, tuple[Structure, str, list[Launch]]] = {}
+        #: By device and structure: the first group's variables, prefix and kernel calls.
+        self._known: dict[Any, tuple[tuple[str, ...], str, list[Launch]]] = {}
 
     def launches(self, group: Group, prefix: str, target: Target) -> list[Launch]:
         """The kernel calls of a group, not yet planned.
@@ -95,14 +95,14 @@ class Lowering:
         Raises:
             RefusedError: opgraph has no kernel for a part of it.
         """
-        structure = structure_of(group)
-        key = target.engine, structure.key
+        structure, own = structure_of(group)
+        key = target.engine, structure
         if key not in self._known:
-            self._known[key] = structure, prefix, _launches(group, prefix, target, self._rounding)
+            self._known[key] = own, prefix, _launches(group, prefix, target, self._rounding)
         first, its_prefix, launches = self._known[key]
-        if first is structure:
+        if first is own:
             return launches
-        names = first.renamed(structure)
+        names = dict(zip(first, own, strict=True))
 
         def renamed(places: Iterable[Place]) -> tuple[Place, ...]:
             return tuple(
@@ -116,25 +116,9 @@ class Lowering:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """What a group computes, whatever its nodes are called.
-
-    Attributes:
-        key: equal for groups that compute the same.
-        names: the variables that it reads and makes; in groups of one key those at one place mean the same.
-    """
-
-    key: Any
-    names: tuple[str, ...]
-
-    def renamed(self, other: Structure) -> Mapping[str, str]:
-        """For each name the one that another group of this key has in its place."""
-        return dict(zip(self.names, other.names, strict=True))
-
-
-def structure_of(group: Group) -> Structure:
-    """The structure of a group whose sizes are known."""
+def structure_of(group: Group) -> tuple[Any, tuple[str, ...]]:
+    """What a group of known sizes computes, whatever its nodes are called: equal for groups that compute the same; and
+    the variables that it reads and makes, of which in equal groups those at one place mean the same."""
     own = {node: number for number, node in enumerate(group.nodes)}
     read: dict[Node, int] = {}
 
@@ -149,7 +133,7 @@ def structure_of(group: Group) -> Structure:
         for n in group.nodes
     ]
     outputs = [own[n] for n in group.outputs]
-    return Structure((*ops, tuple(outputs)), tuple(n.name for n in (*group.nodes, *read)))
+    return (*ops, tuple(outputs)), tuple(n.name for n in (*group.nodes, *read))
 
 
 def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[Launch]:

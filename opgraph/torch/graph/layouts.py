@@ -1,7 +1,7 @@
 """Images between convolutions lie channels last, where torch's convolutions are faster so: on the CPU, in float32.
 
 oneDNN copies a contiguous image into a layout of its own and the result back, at each call; it reads and writes images
-channels last as they are. A convolution of one element is a matrix product then (`pointwise_convolutions`), and one of
+channels last as they are. A convolution of one element is a matrix product then (`convolutions`), and one of
 single channels, with its gradients, takes a third of the time. In training that is what decides: convolutions of many
 channels and several elements gain little, and sums over images that lie channels last are slower.
 

@@ -79,6 +79,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
         for node in free:
             node.meta[PARAMETER] = True
+        share_common_subexpressions(joint.graph)
         with without_modes():
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
@@ -86,7 +87,6 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
         for node in reading_what_is_written(joint.graph) | clones_of_inputs(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         joint.graph.eliminate_dead_code()
-        share_common_subexpressions(joint.graph)
         if memory != "least":
             hold_compared(joint.graph)
         if memory == "fast":
@@ -188,7 +188,7 @@ def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
     Returns: whether there is such a comparison.
     """
     copies: dict[Node, Node] = {}
-    for value, readers in [(c.value, c.readers) for c in comparisons_with_selections(joint)]:
+    for value, readers in comparisons_with_selections(joint).items():
         value.meta[COMPUTED_ONCE] = True
         if value in keep or not _may_be_recomputed(value):
             continue
@@ -250,9 +250,7 @@ def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
         is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
         if is_tangent or (node.op != "output" and any(n in found for n in node.all_input_nodes)):
             found.add(node)
-    (output,) = [n for n in joint.nodes if n.op == "output"]
-    returned = output.args[0]
-    assert isinstance(returned, (list, tuple))
+    returned: Any = joint.output_node().args[0]
     for gradient in returned[forward_outputs:]:
         if isinstance(gradient, Node):
             found.add(gradient)  # one that is a value of the forward: nothing else would be computed from it
@@ -261,16 +259,11 @@ def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
 
 def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
     """What the forward's outputs are computed from. Of the rest backward alone reads: it runs there, and once."""
-    (output,) = [n for n in joint.nodes if n.op == "output"]
-    returned = output.args[0]
-    assert isinstance(returned, (list, tuple))
-    found: set[Node] = set()
-    waiting = [n for n in returned[:forward_outputs] if isinstance(n, Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
+    returned: Any = joint.output_node().args[0]
+    found = {n for n in returned[:forward_outputs] if isinstance(n, Node)}
+    for node in reversed(joint.nodes):
+        if node in found:
+            found.update(node.all_input_nodes)
     return found
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch.fx import Graph, Node
 
-import opgraph
+from opgraph.torch.tracing.trace_errors import LIBRARY
 
-#: torch's own files, and ours.
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(opgraph.__file__).parent) + os.sep)
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 #: In the meta of a node of a backward graph that the forward graph has computed, too: its name there.
 RECOMPUTED = "opgraph_recomputed"
@@ -50,7 +45,7 @@ def origin_of(node: Node) -> Origin:
     functions = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack") or []
     call = str(functions[-1][0]) if functions else str(node.target)
     trace = (node.meta.get("stack_trace") or "").strip()
-    found = [line for line in _LINE.finditer(trace) if not line["file"].startswith(_LIBRARY)]
+    found = [line for line in _LINE.finditer(trace) if not line["file"].startswith(LIBRARY)]
     code = trace[found[-1].end() :].strip().splitlines()[1:2] if found else []
     return Origin(
         source=path,

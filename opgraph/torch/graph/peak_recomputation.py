@@ -18,7 +18,7 @@ from opgraph.torch.graph.aten import bytes_of, is_elementwise, is_fill
 from opgraph.torch.graph.kernel_groups import Group, Schedule, schedule
 from opgraph.torch.graph.min_cut import PARAMETER
 from opgraph.torch.graph.selections import compared_values
-from opgraph.torch.graph.views import base_of, is_view, keeps_elements
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
 
 #: Values smaller than this are held.
 SMALLEST = 2**20
@@ -42,11 +42,11 @@ class Lives:
     """
 
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
-        end = len(schedule.steps)
+        end = len(schedule)
         self.born = {n: -1 for n in graph.nodes if n.op in ("placeholder", "get_attr")}
         self.last: dict[Node, int] = {}
         self.step_of: dict[Node, int] = {}
-        for number, step in enumerate(schedule.steps):
+        for number, step in enumerate(schedule):
             nodes = step.nodes if isinstance(step, Group) else (step,)
             self.step_of.update((node, number) for node in nodes)
             for node in step.outputs if isinstance(step, Group) else nodes:
@@ -54,13 +54,13 @@ class Lives:
                 self.born[node] = self.step_of.get(whole, number)  # type: ignore[arg-type]
             for node in nodes:
                 self.last.update((base_of(source), number) for source in node.all_input_nodes)
-        (output,) = [n for n in graph.nodes if n.op == "output"]
+        output = graph.output_node()
         self.last.update((base_of(n), end) for n in output.all_input_nodes)
         self.bytes = [0] * end
         for node, born in self.born.items():
             if not node.meta.get(PARAMETER) and node.op != "get_attr":
                 self._add(bytes_of(node), max(born, 0), self.last.get(node, born))
-        for number, step in enumerate(schedule.steps):
+        for number, step in enumerate(schedule):
             if isinstance(step, Group):
                 self.bytes[number] -= self._overlap(step, number)
 
@@ -127,7 +127,7 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
     Returns: whether it was.
     """
     lives = Lives(graph, schedule)
-    computed = {n for step in schedule.steps if isinstance(step, Group) for n in step.nodes}
+    computed = {n for step in schedule if isinstance(step, Group) for n in step.nodes}
     computed.difference_update(compared_values(graph))
     changed = False
     for _ in range(_MOST_PEAKS):
@@ -135,13 +135,13 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
         order = {n: i for i, n in enumerate(graph.nodes)}
         found = False
         for node in sorted(lives.held(peak), key=order.__getitem__, reverse=True):  # what reads a value comes before it
-            readers = _readers(node)
-            steps = [lives.step_of[user] for _, user in readers]
+            reading = [(read, user) for read, user, _ in readers(node)]
+            steps = [lives.step_of[user] for _, user in reading]
             until = min((step for step in steps if step > peak), default=-1)
             is_free = node in computed and (peak in steps) == (lives.born[node] == peak)
             chain = None if not is_free or until < 0 else _chain(node, lives, computed, until)
             if chain is not None:
-                later = [reader for reader, step in zip(readers, steps) if step > peak]
+                later = [reader for reader, step in zip(reading, steps) if step > peak]
                 copies = _copied(graph, chain, later)
                 computed.update(copies)
                 last = max((step for step in steps if step <= peak), default=lives.born[node])
@@ -150,19 +150,6 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
         if not found:
             break
     return changed
-
-
-def _readers(node: Node) -> list[tuple[Node, Node]]:
-    """What reads the memory of a node: (the node or a view of it, reader)."""
-    found = []
-    waiting = [(node, user) for user in node.users]
-    while waiting:
-        read, user = waiting.pop()
-        if is_view(user):
-            waiting += [(user, u) for u in user.users]
-        else:
-            found.append((read, user))
-    return found
 
 
 def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> set[Node] | None:

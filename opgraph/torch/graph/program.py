@@ -23,14 +23,13 @@ from opgraph.runtime.providers.torch_internals import foreach_add_, foreach_copy
 from opgraph.torch.graph.aten import bytes_of, value_of
 from opgraph.torch.graph.bernoulli import bernoulli
 from opgraph.torch.graph.constant_folding import fold_constants, move_fills
+from opgraph.torch.graph.convolutions import Call, ChannelsLast, as_products, library_calls
 from opgraph.torch.graph.device_targets import Lines, Target, target_of
 from opgraph.torch.graph.input_mutations import join_writes
 from opgraph.torch.graph.kernel_groups import Group, schedule
 from opgraph.torch.graph.launches import Launch, Lowering, RefusedError
-from opgraph.torch.graph.library_calls import Call, ChannelsLast, library_calls
 from opgraph.torch.graph.memory_reuse import overwritable, own_values, reuse_memory
 from opgraph.torch.graph.peak_recomputation import with_lower_peak
-from opgraph.torch.graph.pointwise_convolutions import as_products
 from opgraph.torch.graph.program_text import Allocation, Checked, Function, Step, watched, watchers, with_strides
 from opgraph.torch.graph.tensor_locations import Beginnings, place_of
 from opgraph.torch.graph.torch_internals import saved_outputs
@@ -115,7 +114,7 @@ class Program:
     @property
     def saved(self) -> list[Node]:
         """Of a forward graph, what it returns for backward."""
-        (output,) = [n for n in self.module.graph.nodes if n.op == "output"]
+        output = self.module.graph.output_node()
         return [n for n, is_saved in zip(self._returned, saved_outputs(output)) if is_saved and isinstance(n, Node)]
 
     @property
@@ -137,19 +136,19 @@ class Program:
                 planned = with_lower_peak(graph, planned)
             kernels: dict[int, list[Launch]] = {}
             try:
-                for unit in planned.steps:
+                for unit in planned:
                     if isinstance(unit, Group):
                         kernels[id(unit)] = lowering.launches(unit, f"k{len(kernels)}", self._target(unit))
             except RefusedError as found:
                 refused |= set(found.nodes)
                 continue
             break
-        self.launches = [launch for unit in planned.steps for launch in kernels.get(id(unit), ())]
+        self.launches = [launch for unit in planned for launch in kernels.get(id(unit), ())]
         if not self._symbolic:
             plan_launches(self.launches, self.beginnings)
         steps: list[Step] = []
         waiting: list[Launch] = []
-        for unit in planned.steps:
+        for unit in planned:
             if isinstance(unit, Node) and unit.target is operator.getitem:
                 continue  # taken apart where the call is
             launches = kernels[id(unit)] if isinstance(unit, Group) else []
@@ -329,8 +328,7 @@ def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
 
     def is_planned(equal: Sequence[Launch], *, quickly: bool) -> bool:
         first = equal[0]
-        plan = first.target.quick_plan if quickly else first.target.plan
-        made = plan(first.kernel, first.reads, first.writes, beginnings)
+        made = first.target.plan(first.kernel, first.reads, first.writes, beginnings, compiles=not quickly)
         for launch in equal:
             launch.plan = made
         return made is not None
@@ -373,6 +371,6 @@ def _elements(node: Node) -> list[Node]:
 
 
 def _flat_outputs(module: GraphModule) -> list[Any]:
-    (output,) = [n for n in module.graph.nodes if n.op == "output"]
+    output = module.graph.output_node()
     returned = output.args[0]
     return list(returned) if isinstance(returned, (list, tuple)) else [returned]

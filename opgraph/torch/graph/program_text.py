@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Node
@@ -19,6 +19,9 @@ from torch.fx import Node
 from opgraph.runtime.providers.torch_internals import tree_flatten, tree_iter, tree_unflatten
 from opgraph.torch.graph.tensor_locations import Place
 from opgraph.torch.graph.views import base_of, is_view
+
+if TYPE_CHECKING:
+    from opgraph.torch.memory.storage_trace import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +64,12 @@ class Step:
         return [*own, *(a.name for a in self.allocations), *self.reads]
 
 
-class Watcher(Protocol):
-    """Who looks on while programs run.
-
-    Attributes:
-        computes: whether kernels are to run.
-    """
-
-    computes: bool
-
-    def running(self, program: Any) -> None:
-        """A program begins to run."""
-
-    def constants(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These existed before the run."""
-
-    def reading(self, tensor: Any, node: Node) -> None:
-        """An input of a program, and the node that reads it first."""
-
-    def making(self, node: Node | None) -> None:
-        """What is allocated from now on is for this node; None: the program has ended."""
-
-    def taking(self, tensor: Any, node: Node) -> None:
-        """The value of this node takes the memory of a tensor that a program made for another one."""
-
-
 #: Those who look on now. A program's function asks whether there are any, in 20 ns.
-watchers: list[Watcher] = []
+watchers: list[Watch] = []
 
 
 @contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
+def watched_by(watcher: Watch) -> Iterator[None]:
     """While this lasts, the watcher is told what programs make."""
     watchers.append(watcher)
     try:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,24 +55,12 @@ _ROLES: dict[Any, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """A comparison of a value with elements that were selected from it.
-
-    Attributes:
-        value: the value.
-        readers: the nodes that read it for this.
-    """
-
-    value: Node
-    readers: tuple[Node, ...]
-
-
-def comparisons_with_selections(graph: Graph) -> list[Comparison]:
-    """Those of a graph of ATen ops, in which calls of equal meaning are one; one of each value, with all readers."""
+def comparisons_with_selections(graph: Graph) -> dict[Node, list[Node]]:
+    """The values that a graph of ATen ops, in which calls of equal meaning are one, compares with elements that were
+    selected from them; for each the nodes that read it for this."""
     roles = [(n, _role(n)) for n in graph.nodes if n.op == "call_function"]
     if not any(role & (Role.SELECTS | Role.MOVES) for _, role in roles):
-        return []
+        return {}
     found: dict[Node, dict[Node, None]] = {}
     origins: Origins[Node] = Origins()
     for node, role in roles:
@@ -84,13 +71,13 @@ def comparisons_with_selections(graph: Graph) -> list[Comparison]:
                 continue  # integers are exact, as positions are
             readers = (n for n in origins.between(value, node) if value in n.all_input_nodes)
             found.setdefault(value, {}).update(dict.fromkeys(readers))
-    return [Comparison(value, tuple(readers)) for value, readers in found.items()]
+    return {value: list(readers) for value, readers in found.items()}
 
 
 def compared_values(graph: Graph) -> set[Node]:
     """The values of a graph that are compared with elements of their own: no second kernel may compute them."""
     marked = {n for n in graph.nodes if COMPUTED_ONCE in n.meta}
-    return marked | {comparison.value for comparison in comparisons_with_selections(graph)}
+    return marked | comparisons_with_selections(graph).keys()
 
 
 def _role(node: Node) -> int:

@@ -39,7 +39,7 @@ def is_single(module: nn.Module, captured: Sequence[Captured]) -> bool:
     if any(map(is_reduction, program.launches[0].nodes)):
         return False
     graph = captured[0].graph.graph
-    (output,) = [n for n in graph.nodes if n.op == "output"]
+    output = graph.output_node()
     return len(output.all_input_nodes) == 1 and _reads_data(list(graph.nodes))
 
 

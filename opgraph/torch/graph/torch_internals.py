@@ -118,31 +118,22 @@ def keep_saved_tensors() -> None:
         metadata.bw_donated_idxs = []
 
 
-def refuse_second_derivatives(outputs: Any, error: Callable[[], Exception]) -> bool:
-    """Of a compiled graph, as AOTAutograd made it: gradients raise this error where they are differentiated.
+def refuse_second_derivatives(node: Any, error: Callable[[], Exception]) -> None:
+    """Has the gradients of the node of a compiled graph, as AOTAutograd made it, raise an error where they are
+    differentiated."""
+    function = node._forward_cls
+    differentiable = function._double_backward
 
-    AOTAutograd's own RuntimeError stays where this torch does not have the class that is looked for here.
+    def refuse(gradients: Any) -> None:
+        raise error()
 
-    Returns: whether one of the outputs has the node of that graph.
-    """
-    for output in outputs if isinstance(outputs, (list, tuple)) else [outputs]:
-        node = compiled_node(output)
-        if node is not None:
-            function = node._forward_cls
-            differentiable = function._double_backward
+    def refusing(*args: Any) -> Any:
+        gradients = differentiable(*args)
+        for made in {g.grad_fn for g in gradients if isinstance(g, torch.Tensor) and g.grad_fn is not None}:
+            made.register_prehook(refuse)
+        return gradients
 
-            def refuse(gradients: Any) -> None:
-                raise error()
-
-            def refusing(*args: Any, differentiable: Any = differentiable) -> Any:
-                gradients = differentiable(*args)
-                for node in {g.grad_fn for g in gradients if isinstance(g, torch.Tensor) and g.grad_fn is not None}:
-                    node.register_prehook(refuse)
-                return gradients
-
-            function._double_backward = staticmethod(refusing)
-            return True
-    return False
+    function._double_backward = staticmethod(refusing)
 
 
 def compiled_node(made: Any) -> Any:

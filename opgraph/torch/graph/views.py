@@ -48,6 +48,20 @@ def base_of(node: Node) -> Node:
     return node
 
 
+def readers(node: Node) -> list[tuple[Node, Node, bool]]:
+    """What reads the memory of a node, perhaps through views: what it reads, the node or a view of it; the reader; and
+    whether a kernel that makes the node has the elements that are read at hand."""
+    found = []
+    waiting = [(node, user) for user in node.users]
+    while waiting:
+        read, user = waiting.pop()
+        if is_view(user):
+            waiting += [(user, u) for u in user.users]
+        else:
+            found.append((read, user, read is node or keeps_elements(read)))
+    return found
+
+
 def keeps_elements(node: Node) -> bool:
     """Whether a chain of views broadcasts at most: a kernel that made its base has its elements at hand."""
     while is_view(node):

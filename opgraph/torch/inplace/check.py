@@ -13,9 +13,8 @@ from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import tree_iter, tree_map_only
 from opgraph.torch.autograd_function_hooks import functions_on_stack
 from opgraph.torch.inplace import wording
-from opgraph.torch.inplace.observations import Overwrite, digest, memory_of, plain
-from opgraph.torch.inplace.observed_run import Watch
-from opgraph.torch.inplace.report import InplaceReport
+from opgraph.torch.inplace.observed_run import Overwrite, Watch, digest, memory_of, plain
+from opgraph.torch.inplace.wording import InplaceReport
 
 
 def check_inplace(

@@ -5,21 +5,19 @@ from __future__ import annotations
 import ast
 import itertools
 import linecache
-import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from opgraph.torch.tracing.trace_errors import LIBRARY
+
 #: First and last line and column, as code objects give them; columns count bytes.
 Span = tuple[int, int, int, int]
-
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +53,7 @@ def user_stack(until: str) -> list[Position]:
     frame: FrameType | None = sys._getframe(1)
     result = []
     while frame is not None and frame.f_code.co_filename != until:
-        if not frame.f_code.co_filename.startswith(_LIBRARY):
+        if not frame.f_code.co_filename.startswith(LIBRARY):
             result.append(Position(frame, _span(frame.f_code, frame.f_lasti)))
         frame = frame.f_back
     return result

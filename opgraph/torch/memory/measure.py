@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.runtime.providers.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
-    tree_leaves,
-    tree_map,
+    tensors_in,
+    tree_iter,
+    tree_map_only,
 )
 from opgraph.torch.fuse_module import compiled_apart
 from opgraph.torch.graph.program_text import watched_by
-from opgraph.torch.memory.entries import Roles, kept_entries
 from opgraph.torch.memory.recomputed import Run, recomputed_ops
-from opgraph.torch.memory.report import MemoryReport, Peak
-from opgraph.torch.memory.saved_recording import Recorder
-from opgraph.torch.memory.storage_trace import BACKWARD, Sample, Watch, existing_storages
-from opgraph.torch.memory.sums import totals_of
-
-#: torch's own files, and ours.
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep)
+from opgraph.torch.memory.report import COSTS, INPUT, MADE, OUTSIDE, WEIGHT, Kept, MemoryReport, Peak, totals_of
+from opgraph.torch.memory.saved_recording import Attribute, Packed, Recorder
+from opgraph.torch.memory.storage_trace import BACKWARD, Sample, Watch, existing_storages, storage_of
+from opgraph.torch.tracing.trace_errors import LIBRARY
 
 
 def saved_tensors(
@@ -96,7 +92,7 @@ def measured(
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(set_checkpoint_debug_enabled(False))  # with it a region can run again once only
-        stack.enter_context(_unchanged(model_or_fn, _tensors((inputs, kwargs))))
+        stack.enter_context(_unchanged(model_or_fn, tensors_in((inputs, kwargs))))
         if dry_run:
             # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
             stack.enter_context(warnings.catch_warnings())
@@ -104,14 +100,14 @@ def measured(
             stack.enter_context(_quiet())
             stack.enter_context(compiled_apart(model_or_fn))
             fakes = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            inputs, kwargs = tree_map(lambda v: _map_tensor(v, fakes.from_tensor), (inputs, kwargs))
+            inputs, kwargs = tree_map_only(torch.Tensor, fakes.from_tensor, (inputs, kwargs))
         parameters = list(model_or_fn.parameters()) if isinstance(model_or_fn, torch.nn.Module) else []
-        force = differentiates and not any(t.requires_grad for t in parameters + _tensors((inputs, kwargs)))
+        force = differentiates and not any(t.requires_grad for t in parameters + tensors_in((inputs, kwargs)))
         if force:
             notes.append("nothing required a gradient: the floating inputs were made to")
         leaf = lru_cache(None)(partial(_leaf, force=force))  # of a tensor that is given twice there is one
-        inputs, kwargs = tree_map(lambda v: _map_tensor(v, leaf), (inputs, kwargs))
-        given = _tensors((inputs, kwargs))
+        inputs, kwargs = tree_map_only(torch.Tensor, leaf, (inputs, kwargs))
+        given = tensors_in((inputs, kwargs))
         roles = Roles(model_or_fn, given, existing_storages())
         gpu = None if dry_run else next((tensor.device for tensor in parameters + given if tensor.is_cuda), None)
         cuda_before = 0
@@ -130,12 +126,11 @@ def measured(
             leaves = recorder.name_ops(outputs)
         kept, unexplained = kept_entries(recorder, roles, watch, outputs)
         watch.phase = BACKWARD
-        gradients, problem = _backward(_tensors(outputs), leaves)
+        gradients, problem = _backward(tensors_in(outputs), leaves)
         notes += problem
         after_backward = watch.bytes
         del gradients
         peak = max(watch.samples, key=lambda sample: sample.bytes, default=Sample("forward", "", "", watch.bytes))
-        timeline = tuple((s.phase, s.module, s.op, s.bytes) for s in watch.samples)
         peak_told = Peak(
             bytes=peak.bytes, phase=peak.phase, module=peak.module, op=peak.op, after_forward=after_forward,
             after_backward=after_backward, unexplained=unexplained,
@@ -146,7 +141,7 @@ def measured(
         notes.append(f"on shapes alone the workspaces of {', '.join(uncounted)} are not known: they count nothing here")
     report = MemoryReport(
         subject=label, kept=kept, recomputed=recomputed_ops(watch.runs), totals=totals_of(kept), peak=peak_told,
-        timeline=timeline, notes=tuple(notes), uncounted=uncounted,
+        timeline=tuple(watch.samples), notes=tuple(notes), uncounted=uncounted,
     )  # fmt: skip
     return report, watch.runs
 
@@ -165,16 +160,8 @@ def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[
 
 def line_raising(error: BaseException) -> str:
     """The innermost line outside torch and opgraph that an exception passed, as `file:line: text`; else empty."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARY)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY)]
     return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _map_tensor(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return change(value) if isinstance(value, torch.Tensor) else value
 
 
 def _leaf(tensor: torch.Tensor, force: bool) -> torch.Tensor:
@@ -228,3 +215,74 @@ def _values_needed(dry_run: bool, label: str) -> Iterator[None]:
             where=line_raising(error) or label,
             fix="measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`",
         ) from error
+
+
+_DTYPE_NAMES = {**NAMES, torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_e5m2"}
+
+
+class Roles:
+    """Whose memory a storage is.
+
+    Args:
+        model: its parameters and buffers are weights.
+        inputs: what it is called with.
+        existing: key -> storage of everything that existed before the run.
+    """
+
+    def __init__(self, model: object, inputs: Sequence[torch.Tensor], existing: Mapping[int, object]) -> None:
+        self.existing = existing
+        self._named: dict[int, tuple[str, str]] = {}
+        self.input_bytes = 0
+        for position, tensor in enumerate(inputs):
+            storage = storage_of(tensor)
+            if storage is not None and storage._cdata not in self._named:
+                self._named[storage._cdata] = (INPUT, f"input {position}")
+                self.input_bytes += storage.nbytes()
+        if isinstance(model, torch.nn.Module):
+            for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+                storage = storage_of(tensor)
+                if storage is not None:
+                    self._named[storage._cdata] = (WEIGHT, name)
+
+    def of(self, key: int, watch: Watch) -> tuple[str, str]:
+        """The role of a storage and its name."""
+        if key in self._named:
+            return self._named[key]
+        if key in self.existing:
+            return OUTSIDE, ""
+        birth = watch.births.get(key)
+        return MADE, "" if birth is None else f"{birth.module}: {birth.op}" if birth.module else birth.op
+
+
+def kept_entries(recorder: Recorder, roles: Roles, watch: Watch, outputs: Any) -> tuple[tuple[Kept, ...], int]:
+    """The entries, and the bytes that are alive though neither kept nor an output.
+
+    The recorder forgets the tensors that it holds, so that backward frees them as it would without it.
+    """
+    found: list[Packed | Attribute] = [*recorder.kept(), *recorder.attributes]
+    recorder.attributes.clear()
+    numbers: dict[object, int] = {}
+    entries = []
+    for saved in found:
+        tensor, place = saved.tensor, saved.place
+        storage = storage_of(tensor)
+        key = id(tensor) if storage is None else storage._cdata
+        size = tensor.numel() * tensor.element_size()
+        whole = size if storage is None else storage.nbytes()
+        role, name = roles.of(key, watch)
+        first = key not in numbers
+        entries.append(
+            Kept(
+                module=place.module, module_class=place.module_class, call=place.call, op=saved.op, slot=saved.slot,
+                shape=tuple(tensor.shape), dtype=_DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)), bytes=size,
+                storage=numbers.setdefault(key, len(numbers)), storage_bytes=whole, role=role, name=name,
+                counted=whole if first and role in COSTS else 0, hooked=isinstance(saved, Packed),
+                where=saved.line[0], code=saved.line[1],
+            )
+        )  # fmt: skip
+    known = set(numbers)
+    for value in tree_iter(outputs):
+        storage = storage_of(value) if isinstance(value, torch.Tensor) else None
+        if storage is not None:
+            known.add(storage._cdata)
+    return tuple(entries), sum(size for key, size in watch.alive().items() if key not in known)

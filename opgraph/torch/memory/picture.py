@@ -10,10 +10,9 @@ from xml.etree import ElementTree
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.whole_file import write_whole
-from opgraph.torch.memory.report import MemoryReport
+from opgraph.torch.memory.report import Group, MemoryReport
 from opgraph.torch.memory.report_text import size
 from opgraph.torch.memory.storage_trace import BACKWARD, FORWARD
-from opgraph.torch.memory.sums import Group
 
 #: Bars are drawn for so many layers at most, the largest; one more stands for the rest.
 MAX_BARS = 60

@@ -11,7 +11,7 @@ from torch.fx import Node
 from opgraph.torch.graph.aten import bytes_of, packet
 from opgraph.torch.graph.node_origin import RECOMPUTED, Origin
 from opgraph.torch.graph.program import Program
-from opgraph.torch.graph.views import base_of, is_view
+from opgraph.torch.graph.views import base_of, is_view, readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +98,4 @@ def _values(node: Node) -> list[Node]:
 
 def _is_read(value: Node) -> bool:
     """Whether anything but recomputed ops reads a value, or a view of it."""
-    return any(_is_read(user) if is_view(user) else RECOMPUTED not in user.meta for user in value.users)
+    return any(RECOMPUTED not in user.meta for _, user, _ in readers(value))

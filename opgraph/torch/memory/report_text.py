@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opgraph.torch.memory.recomputed import Recomputed
-from opgraph.torch.memory.report import MemoryReport
-from opgraph.torch.memory.sums import COSTS, INPUT, MADE, WEIGHT, Group, Kept, Totals
+from opgraph.torch.memory.report import COSTS, INPUT, MADE, WEIGHT, Group, Kept, MemoryReport, Totals
 
 #: Tables are cut to this many rows, and tensors are listed one by one up to this many.
 MAX_ROWS = 40
@@ -28,7 +27,7 @@ def report_text(report: MemoryReport) -> str:
     """The report as plain text."""
     lines = summary(report)
     for table in tables(report):
-        lines += ["", table.title, *_aligned(table)]
+        lines += ["", table.title, *aligned(table.columns, table.rows, table.right)]
     return "\n".join(lines + [f"note: {note}" for note in report.notes])
 
 
@@ -163,20 +162,22 @@ def _change(before: int, after: int) -> str:
 
 
 def _counts(totals: Totals) -> str:
-    return f"{_plural(totals.tensors, 'tensor')} in {_plural(totals.storages, 'storage')}"
+    return f"{plural(totals.tensors, 'tensor')} in {plural(totals.storages, 'storage')}"
 
 
-def _plural(count: int, word: str) -> str:
+def plural(count: int, word: str) -> str:
+    """A count of things."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
-def _aligned(table: Table) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """The lines of a table; `right` names the columns that hold numbers."""
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
     lines = []
-    for row in (table.columns, *table.rows):
+    for row in (columns, *rows):
         cells = [
-            cell.rjust(width) if name in table.right else cell.ljust(width)
-            for name, cell, width in zip(table.columns, row, widths, strict=True)
+            cell.rjust(width) if name in right else cell.ljust(width)
+            for name, cell, width in zip(columns, row, widths, strict=True)
         ]
         lines.append(("  " + "  ".join(cells)).rstrip())
     return lines

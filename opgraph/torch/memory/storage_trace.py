@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -27,9 +27,11 @@ from opgraph.runtime.providers.torch_internals import (
 )
 from opgraph.torch.graph.node_origin import Origin, origin_of
 from opgraph.torch.graph.program import Program
-from opgraph.torch.memory.module_frames import Place
 from opgraph.torch.memory.recomputed import Run
 from opgraph.torch.tracing.proxy import Proxy
+
+if TYPE_CHECKING:
+    from opgraph.torch.memory.saved_recording import Place, Recorder
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -40,8 +42,7 @@ MAX_REAL_ELEMENTS = 4096
 _WORKSPACES = frozenset(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"))
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """Bytes alive after an op, above what was there before the run."""
 
     phase: str
@@ -57,16 +58,6 @@ class Birth:
     module: str
     op: str
     origin: Origin | None = None
-
-
-class Placing(Protocol):
-    """Tells in which module something runs."""
-
-    def place_now(self) -> Place:
-        """The module whose forward is running, or whose ops are being differentiated."""
-
-    def places_of(self, program: Program) -> Mapping[str, Place]:
-        """Of a program that begins to run: the modules that its nodes come from, by the names that Dynamo gave them."""
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
@@ -88,7 +79,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         uncounted: the ops of a dry run whose workspaces only a library knows, by name.
     """
 
-    def __init__(self, before: Mapping[int, object], placing: Placing, *, dry_run: bool, meta: bool) -> None:
+    def __init__(self, before: Mapping[int, object], placing: Recorder, *, dry_run: bool, meta: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.samples: list[Sample] = []
@@ -134,7 +125,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         birth = self.births.get(storage._cdata)
         return self._readers.get(storage._cdata) if birth is None else birth.origin
 
-    # -- what programs tell (`graph.steps.Watcher`)
+    # -- what programs tell (`graph.program_text.watched`)
 
     def running(self, program: Program) -> None:
         """A program begins to run: from here on it is known which modules of the model its nodes come from."""

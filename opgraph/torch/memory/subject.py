@@ -18,8 +18,7 @@ from opgraph.torch import zoo
 from opgraph.torch.fuse import fuse
 from opgraph.torch.memory.measure import saved_tensors
 from opgraph.torch.memory.report import MemoryReport
-from opgraph.torch.tracing.input_names import parameter_names
-from opgraph.torch.tracing.trace import trace
+from opgraph.torch.tracing.trace import parameter_names, trace
 from opgraph.transforms.saved import TrainingPlan, training_plan
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from opgraph.errors import InvalidArguments, InvalidShape, Unimplemented
+from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
 from opgraph.onnx.load import load
 from opgraph.onnx.open_model import taken_apart
 from opgraph.onnx.origin import ModelLike, Origin
 from opgraph.onnx.source import Source
 from opgraph.onnx.weights import save_with_weights
+from opgraph.runtime.graph_arguments import check_shape
 from opgraph.runtime.providers.torch import from_numpy, known_dtype, to_numpy
+from opgraph.runtime.providers.torch_onnx.nodes import form_for, given_inputs
 from opgraph.torch.onnx.steps import Step, steps_of
-from opgraph.torch.onnx.trainable import Trainable, trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,7 @@ class OnnxModule(torch.nn.Module):
             )
         given.update(named)
         for tensor, name in zip(self._plan.graph.inputs, names):
-            _check(tensor, given[name], name)
+            check_shape(tuple(given[name].shape), tensor.dims, f'input "{name}" of a module from ONNX')
         return [given[name] for name in names]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -203,14 +206,60 @@ def _array(tensor: torch.Tensor, old: np.ndarray) -> np.ndarray:
     return to_numpy(tensor.detach().to("cpu", wanted).contiguous())
 
 
-def _check(declared: LogicalTensor, given: torch.Tensor, name: str) -> None:
-    dims = declared.dims
-    fits = dims is None or (
-        given.dim() == len(dims) and all(not isinstance(d, int) or d == s for d, s in zip(dims, given.shape))
-    )
-    if not fits:
-        raise InvalidShape(
-            f"{name} has shape {list(given.shape)}, the model declares {declared.type_text}",
-            where="a module from ONNX",
-            fix="give a tensor that fits",
+#: Names, or a function of a name that says whether it is trained.
+Trainable = Collection[str] | Callable[[str], bool] | None
+
+
+def trained(graph: Graph, trainable: Trainable = None) -> set[int]:
+    """The ids of the initializers to train.
+
+    By default these are the float ones that stand where a layer has its weights (`TorchForm.weights`), are multiplied
+    as matrices, or meet a value that depends on a float input or on another weight in a pointwise op, and have at
+    least one axis. So scales, slopes and biases are found, while epsilons, masks and tables of frequencies are not.
+
+    Raises:
+        InvalidArguments: a name that is no float initializer of the model.
+    """
+    source = graph.source
+    assert isinstance(source, Source)
+    names = source.value_of
+    possible = {t.id for t in graph.constants if t.dtype in dtypes.FLOATS and names.get(t.id) in source.origin.tensors}
+    if trainable is not None:
+        return _chosen(possible, names, trainable)
+    found: set[int] = set()
+    flowing = {t.id for t in graph.inputs if t.dtype in dtypes.FLOATS}
+    for op in graph.ops:
+        found |= _weights(op, possible, flowing)
+        if any(t.id in flowing or t.id in found for t in op.inputs):
+            flowing |= {t.id for t in op.outputs if t.dtype in (*dtypes.FLOATS, dtypes.UNDEF)}
+    return found
+
+
+def _weights(op: Op, possible: Collection[int], flowing: Collection[int]) -> set[int]:
+    record = opdef.find(op.kind)
+    form = form_for(op) if op.kind == "Wildcard" else None
+    if form is not None:
+        places = given_inputs(op)
+        wanted = [places[i] for i in form.weights if i < len(places)]
+        ids = {op.inputs[i].id for i in wanted if i is not None}
+    elif record is not None and record.family == "linear":
+        ids = {t.id for t in op.inputs}
+    elif record is not None and record.is_pointwise and any(t.id in flowing for t in op.inputs):
+        ids = {t.id for t in op.inputs if t.ndim}
+    else:
+        ids = set()
+    return ids & set(possible) if ids else ids
+
+
+def _chosen(possible: Collection[int], names: dict[int, str], trainable: Trainable) -> set[int]:
+    if callable(trainable):
+        return {i for i in possible if trainable(names[i])}
+    wanted = {trainable} if isinstance(trainable, str) else set(trainable or ())
+    unknown = sorted(wanted - {names[i] for i in possible})
+    if unknown:
+        raise InvalidArguments(
+            f"{unknown[0]!r} is no float initializer that the model uses",
+            where="from_onnx, trainable",
+            fix="name initializers of the model; `module.onnx_names` lists them",
         )
+    return {i for i in possible if names[i] in wanted}

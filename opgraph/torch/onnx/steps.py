@@ -1,17 +1,137 @@
-"""A graph as a list of torch calls: one for each fused partition, one for each other op."""
+"""A graph as a list of torch calls: one for each fused partition, one for each other op.
+
+What is no fused partition is called by the form in its record, or in the table of ONNX nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from opgraph.errors import Unimplemented
+from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph import Graph
-from opgraph.partition.partition import needed_for
+from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.op import Op
+from opgraph.partition.partition import FUSED, Partition, needed_for
 from opgraph.partition.partitioner import partition
-from opgraph.runtime.providers.torch_onnx.nodes import kind_of
+from opgraph.runtime.providers.onnx_node import is_onnx_node
+from opgraph.runtime.providers.torch import known_dtype
+from opgraph.runtime.providers.torch_onnx.nodes import call_of, form_for, kind_of, node_refused, numbers_of, run_node
 from opgraph.runtime.providers.torch_onnx.sizes import carries_sizes
-from opgraph.torch.onnx.calls import Run, pieces, unable
+from opgraph.runtime.providers.torch_onnx.table import Call
+from opgraph.torch.fused.op import FusedOp
+
+#: Tensors in, tensors out; the device and the mode of the module.
+Run = Callable[[Sequence[Any], torch.device, bool], Sequence[torch.Tensor]]
+#: The call, what it reads and makes, which it reads as numbers, and whether what it makes are sizes.
+Piece = tuple[Run, tuple[int, ...], tuple[LogicalTensor, ...], tuple[bool, ...], bool]
+
+
+def unable(op: Op) -> str | None:
+    """Why torch cannot run an op here, "" for the op as such; None where it can."""
+    if not is_onnx_node(op):
+        record = opdef.find(op.kind)
+        return None if record is not None and record.torch is not None else ""
+    return node_refused(op)
+
+
+def pieces(part: Partition, weights: Collection[int]) -> list[Piece]:
+    """The calls of a partition.
+
+    Args:
+        weights: ids of the constants that are trained.
+    """
+    if part.kind == FUSED:
+        floats = any(t.dtype in dtypes.FLOATS for op in part.ops for t in op.outputs)
+        return [_fused(part, weights) if floats and len(part.ops) > 1 else _one_by_one(part)]
+    return [_node(op) if is_onnx_node(op) else _native(op) for op in part.ops if op.outputs]
+
+
+def _one_by_one(part: Partition) -> Piece:
+    """A partition op by op: what only carries integers is not worth a kernel."""
+    pieces = [_native(op) for op in part.ops]
+    reads = tuple(t.id for t in (*part.input_ports, *part.constants))
+    outputs = tuple(t.id for t in part.output_ports)
+
+    def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
+        values = dict(zip(reads, tensors))
+        for call, needs, made, _, _ in pieces:
+            values.update(zip((t.id for t in made), call([values[i] for i in needs], device, training)))
+        return [values[i] for i in outputs]
+
+    return run, reads, part.output_ports, (False,) * len(reads), False
+
+
+def _fused(part: Partition, weights: Collection[int]) -> Piece:
+    """A partition as one differentiable op; on tensors of other dtypes than the model's, op by op."""
+    slow, reads, *_ = _one_by_one(part)
+    # Numbers stay in the kernel, where x ** 2 is a product; weights and tables are operands.
+    opened = [t for t in part.constants if t.id in weights or t.ndim]
+    operands = [*part.input_ports, *opened]
+    op = FusedOp(_graph_of(part, operands))
+    places = [reads.index(t.id) for t in operands]
+    declared = [known_dtype(t.dtype) for t in operands]
+
+    def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
+        given = [tensors[i] for i in places]
+        return op(*given) if [t.dtype for t in given] == declared else slow(tensors, device, training)
+
+    return run, reads, part.output_ports, (False,) * len(reads), False
+
+
+def _graph_of(part: Partition, operands: Sequence[LogicalTensor]) -> Graph:
+    """The ops of a partition as a graph of its own with these inputs, some of which were constants."""
+    graph = Graph(part.engine)
+    names = {t.id: f"in{i}" for i, t in enumerate(operands)}
+    names.update((t.id, f"out{i}") for i, t in enumerate(part.output_ports))
+
+    def own(tensor: LogicalTensor) -> LogicalTensor:
+        if tensor.id not in names:
+            return tensor
+        return tensor.with_(name=names[tensor.id], data=None, property="variable")
+
+    for tensor in operands:
+        graph._add_input(own(tensor))
+    for op in part.ops:
+        graph._add(op.id, op.kind, tuple(map(own, op.inputs)), tuple(map(own, op.outputs)), op.name, op.attrs)
+    graph.set_outputs([own(t) for t in part.output_ports])
+    return graph.finalize()
+
+
+def _native(op: Op) -> Piece:
+    record = opdef.get(op.kind, where=op.label)
+    form, attrs = record.torch, dict(op.attrs)
+    assert form is not None
+    declared = [known_dtype(t.dtype) for t in op.inputs]
+    target, is_cast = known_dtype(op.outputs[0].dtype), record.is_cast
+
+    def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
+        result = form(torch, *tensors, **attrs)
+        made = list(result) if isinstance(result, (tuple, list)) else [result]
+        # A model moved to another dtype (module.double()) keeps that; only casts say what they mean.
+        if target is not None and (is_cast or [t.dtype for t in tensors] == declared):
+            made[0] = made[0].to(target)
+        return made
+
+    return run, tuple(t.id for t in op.inputs), op.outputs, (False,) * len(op.inputs), False
+
+
+def _node(op: Op) -> Piece:
+    form = form_for(op)
+    assert form is not None
+    calls: dict[tuple[torch.device, bool], Call] = {}
+
+    def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
+        call = calls.get((device, training))
+        if call is None:
+            call = calls[(device, training)] = call_of(op, device, training)
+        return run_node(op, form, call, tensors)
+
+    return run, tuple(t.id for t in op.inputs), op.outputs, numbers_of(op, form), form.on_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,20 +1,180 @@
-"""Which op, or composition of ops, a torch function means: the records' spellings by function object."""
+"""Which op, or composition of ops, a torch function means: the records' spellings by function object.
+
+`COMPOSITIONS` are torch functions that are several ops: no kind of op means them alone, so no record names them. The
+notation is that of `opgraph.ir.signature.TorchCall`.
+"""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from opgraph.ir import dtypes
 from opgraph.ir.opdef import OpDef, TorchCall, all_ops
+from opgraph.ops.minmax import TIES_ARE_SHARED
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 from opgraph.runtime.providers.torch_internals import nn_functions
 from opgraph.torch.tracing import trace_errors
-from opgraph.torch.tracing.compositions import COMPOSITIONS
 from opgraph.torch.tracing.proxy import OPERATORS
+
+#: Whether a value is negative, -0.0 included.
+_NEGATIVE = "Or(Less({0}, 0), Less(Reciprocal({0}), 0))"
+#: torch writes pi with this many digits too.
+_PI = "3.141592653589793"
+#: The angle whose tangent is input / other, for |input| <= |other|.
+_ANGLE = (
+    "Select(Equal(other, 0), StopGradient(input), Select(And(IsInf(input), IsInf(other)), "
+    "Select(Equal(input, other), 0.7853981633974483, -0.7853981633974483), Atan(Divide(input, other))))"
+)
+
+
+def _lerp(p: Mapping[str, Any]) -> str:
+    """The end that the weight is nearer to is met exactly (aten/src/ATen/native/Lerp.h)."""
+    low = "Add(input, Multiply(Subtract(end, input), weight))"
+    high = "Subtract(end, Multiply(Subtract(end, input), Subtract(1, weight)))"
+    if isinstance(p["weight"], (int, float)):
+        return low if abs(p["weight"]) < 0.5 else high
+    return f"Select(Less(Abs(weight), 0.5), {low}, {high})"
+
+
+def _nan_to_num(p: Mapping[str, Any]) -> str:
+    if p["dtype"] not in dtypes.FLOATS:
+        return "Identity(input)"
+    limits = torch.finfo(TORCH_DTYPES[p["dtype"]])
+    nan, high, low = (
+        repr(float(default if p[name] is None else p[name]))
+        for name, default in (("nan", 0.0), ("posinf", limits.max), ("neginf", limits.min))
+    )
+    finite = f"Select(IsInf(input), Select(Greater(input, 0), {high}, {low}), input)"
+    return f"Select(IsNaN(input), {nan}, {finite})"
+
+
+def _larger(p: Mapping[str, Any], sign: str, kind: str) -> str:
+    """The first where it compares so with the other; of a number and NaN the number.
+
+    Of equal numbers the first had all of the gradient up to torch 2.13. Since then each has half, as of `kind`.
+    """
+    if p["dtype"] not in dtypes.FLOATS:
+        return f"Select({sign}(input, other), input, other)"
+    first = f"Select(Or({sign}(input, other), IsNaN(other)), input, other)"
+    if p["torch"] < TIES_ARE_SHARED:
+        return first
+    return f"Select(Or(IsNaN(input), IsNaN(other)), {first}, {kind}(input, other))"
+
+
+def _logit(p: Mapping[str, Any]) -> str:
+    if p["eps"] is not None and p["eps"] >= 0:
+        low, high = p["eps"], 1 - p["eps"]
+        # What the ends are rounded to is compared with, and has a whole gradient, as torch has it: but for a 1.
+        end = torch.tensor(high, dtype=TORCH_DTYPES[p["dtype"]])
+        above = "GreaterEqual" if low and end == 1 else "Greater"
+        inner = "Log(Divide(input, Subtract(1, input)))"
+        return f"Select(Less(input, $eps), {_at(low)}, Select({above}(input, {high!r}), {_at(high)}, {inner}))"
+    # At 0 and 1 with an infinite derivative, that of one logarithm; outside with none.
+    ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
+    inner = "And(Greater(input, 0), Less(input, 1))"
+    outside = "Multiply(input, Log(-1))"
+    return (
+        f"Select({inner}, Log(Divide(input, Subtract(1, input))), "
+        f"Select(Or(Equal(input, 0), Equal(input, 1)), {ends}, {outside}))"
+    )
+
+
+def _at(x: float) -> str:
+    """The logit of a number. Of one that is rounded to 16 bits first it would be another one."""
+    if 0 < x < 1:
+        return repr(math.log(x / (1 - x)))
+    return "-1e999" if x == 0 else "1e999" if x == 1 else "Log(-1)"
+
+
+def _scaled(p: Mapping[str, Any], rest: str) -> str:
+    """The input and value tensor1 times, or by, tensor2, in the order of torch, which decides what overflows."""
+    return f"Add(input, {rest.format('tensor1' if p['value'] == 1 else 'Multiply(tensor1, $value)')})"
+
+
+COMPOSITIONS = (
+    TorchCall("tanhshrink(input)", "Subtract(input, Tanh(input))"),
+    TorchCall("logsigmoid|log_sigmoid(input)", "Neg(SoftPlus(Neg(input)))"),
+    TorchCall("addcmul(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Multiply({0}, tensor2)")),
+    TorchCall("addcdiv(input, tensor1, tensor2, value=1)", lambda p: _scaled(p, "Divide({0}, tensor2)")),
+    TorchCall("lerp(input, end, weight)", _lerp),
+    TorchCall("frac(input)", "Subtract(input, Trunc(input))"),
+    TorchCall("nan_to_num(input, nan=0.0, posinf=None, neginf=None)", _nan_to_num),
+    TorchCall(
+        "signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")
+    ),
+    # `other` stands where it is never taken: its gradient is 0, and not None.
+    TorchCall(
+        "copysign(input, other)",
+        f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Select({_NEGATIVE.format('other')}, other, Abs(input)))",
+    ),
+    TorchCall("heaviside(input, values)", "Select(Equal(input, 0), values, Select(Greater(input, 0), 1, 0))"),
+    TorchCall("fmax(input, other)", lambda p: _larger(p, "GreaterEqual", "Maximum")),
+    TorchCall("fmin(input, other)", lambda p: _larger(p, "LessOrEqual", "Minimum")),
+    TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
+    TorchCall("deg2rad(input)", f"Multiply(input, {3.141592653589793 / 180!r})"),
+    TorchCall("rad2deg(input)", f"Multiply(input, {180 / 3.141592653589793!r})"),
+    # Powers of 2 by Pow: exp(x ln 2) would multiply the rounding error of x ln 2 by its size.
+    TorchCall("exp2(input)", "Pow(2, input)"),
+    TorchCall("log2(input)", "Multiply(Log(input), 1.4426950408889634)"),
+    TorchCall("log10(input)", "Multiply(Log(input), 0.4342944819032518)"),
+    TorchCall(
+        # 1 in every dtype with a derivative of 0 next to 0, too, where that of the quotient is inf - inf.
+        "sinc(input)",
+        f"Select(LessOrEqual(Abs(input), 1e-20), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))",
+    ),
+    # -x log x, at 0 with an infinite derivative, below -inf (a number that no double holds).
+    TorchCall(
+        "entr(input)",
+        "Select(Less(input, 0), -1e999, Select(Equal(input, 0), Sqrt(Subtract(input, StopGradient(input))), "
+        "Select(Equal(input, 1e999), Neg(Square(input)), Neg(Multiply(input, Log(input))))))",
+    ),
+    TorchCall("logit(input, eps=None)", _logit),
+    # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.
+    TorchCall(
+        "xlogy(input, other)",
+        "Select(And(Equal(input, 0), Or(LessOrEqual(other, 0), IsInf(other))), 0, Multiply(input, Log(other)))",
+    ),
+    TorchCall(
+        "xlog1py(input, other)",
+        "Select(And(Equal(input, 0), Or(LessOrEqual(other, -1), IsInf(other))), 0, Multiply(input, Log1p(other)))",
+    ),
+    TorchCall(
+        "logaddexp(input, other)",
+        "Select(And(Equal(input, other), IsInf(input)), input, "
+        "Add(Maximum(input, other), Log1p(Exp(Neg(Abs(Subtract(input, other)))))))",
+    ),
+    TorchCall(
+        "logaddexp2(input, other)",
+        "Select(And(Equal(input, other), IsInf(input)), input, Add(Maximum(input, other), "
+        "Multiply(Log1p(Pow(2, Neg(Abs(Subtract(input, other))))), 1.4426950408889634)))",
+    ),
+    # The larger side outside the root, so that no square overflows. An infinite side counts more than NaN (C99 hypot).
+    TorchCall(
+        "hypot(input, other)",
+        "Select(IsInf(input), Abs(input), Select(IsInf(other), Abs(other), "
+        "Select(Equal(Maximum(Abs(input), Abs(other)), 0), Maximum(Abs(input), Abs(other)), "
+        "Multiply(Maximum(Abs(input), Abs(other)), "
+        "Sqrt(Add(Square(Divide(Minimum(Abs(input), Abs(other)), Maximum(Abs(input), Abs(other)))), 1))))))",
+    ),
+    # By the ratio that is at most 1 in size, whose derivative is finite on both axes. At the origin, where there is no
+    # ratio, the derivative is 0, as in torch.
+    TorchCall(
+        "atan2|arctan2(input, other)",
+        "Select(Greater(Abs(input), Abs(other)), "
+        "Select(Less(input, 0), Subtract(-1.5707963267948966, Atan(Divide(other, input))), "
+        "Subtract(1.5707963267948966, Atan(Divide(other, input)))), "
+        f"Select({_NEGATIVE.format('other')}, "
+        f"Select({_NEGATIVE.format('input')}, Subtract({_ANGLE}, {_PI}), Add({_ANGLE}, {_PI})), {_ANGLE}))",
+    ),
+)
+
 
 _SIGNATURE = re.compile(r"(?P<space>Tensor\.)?(?P<names>[\w|]+)\((?P<parameters>.*)\)")
 _SPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, nn_functions)

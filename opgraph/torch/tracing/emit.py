@@ -6,7 +6,7 @@ Which dtype and shape a call has is torch's own answer, from the same call on te
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num, Param, parse_expression
 from opgraph.runtime.providers.torch_dtypes import NAMES, TORCH_DTYPES
-from opgraph.runtime.providers.torch_internals import without_autocast
+from opgraph.runtime.providers.torch_internals import tensors_in, tree_map_only, without_autocast
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.calls import Found
@@ -66,27 +66,23 @@ def outcome(
     """
     if on_host:
         with without_autocast():
-            func(*_changed(args, _one), **_changed(kwargs, _one))
-    shapes = [t.shape for t in _tensors((*args, *kwargs.values()))]
+            _called(func, args, kwargs, _one)
+    shapes = [t.shape for t in tensors_in((args, kwargs))]
     try:
         shape = broadcast_shapes(shapes)
         with without_autocast():
-            found = func(*_changed(args, _emptied), **_changed(kwargs, _emptied))
+            found = _called(func, args, kwargs, _emptied)
         if _extents(found.shape) == _extents(shape):
             return torch.empty(shape, dtype=found.dtype, device="meta")
     except Exception:  # torch says it better about tensors of the real shapes
         pass
-    return func(*_changed(args, _on_meta), **_changed(kwargs, _on_meta))
+    return _called(func, args, kwargs, _on_meta)
 
 
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    waiting = list(values)
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            waiting += value
+def _called(func: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What a call gives for the same arguments, every tensor changed."""
+    args, kwargs = tree_map_only(torch.Tensor, change, (args, kwargs))
+    return func(*args, **kwargs)
 
 
 def _extents(shape: torch.Size) -> tuple[bool, ...]:
@@ -105,15 +101,6 @@ def _one(tensor: torch.Tensor) -> torch.Tensor:
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-
-
-def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same arguments, every tensor changed."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {name: _changed(v, change) for name, v in value.items()}
-    return type(value)(_changed(v, change) for v in value) if type(value) in (list, tuple) else value
 
 
 class Emitter:
@@ -277,4 +264,5 @@ def compute_dtype(result: torch.Tensor, bound: dict[str, Any]) -> torch.dtype:
     ]  # fmt: skip
     if len(operands) < 2:
         return operands[0].dtype if isinstance(operands[0], torch.Tensor) else torch.bool
-    return torch.result_type(*_changed(operands[:2], _on_meta))
+    first, second = tree_map_only(torch.Tensor, _on_meta, operands[:2])
+    return torch.result_type(first, second)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from opgraph.runtime.bounded_dict import Bounded
-from opgraph.runtime.providers.torch_internals import has_xpu
+from opgraph.runtime.providers.torch_internals import has_xpu, tensors_in
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
-from opgraph.torch.tracing.branch_conditions import Conditions, can_repeat, is_condition, waits
 from opgraph.torch.tracing.guard_discovery import NotKnown, OddArgument, Place, reads_of
-from opgraph.torch.tracing.guarded_plan import Miss, Plan, Ready
+from opgraph.torch.tracing.guarded_plan import Conditions, Miss, Plan, Ready, can_repeat, is_condition, waits
 from opgraph.torch.tracing.proxy import Proxy
-from opgraph.torch.tracing.results import Output, filled
 from opgraph.torch.tracing.tensor_calls import EagerCall, Watch
-from opgraph.torch.tracing.trace import MOST_SHAPES, Run, Traced
+from opgraph.torch.tracing.trace import MOST_SHAPES, Output, Run, Traced, filled
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
 #: Whether this torch was built for anything but the CPU.
@@ -250,7 +248,7 @@ class _Writer:
             NotKnown: nobody knows where one is from.
         """
         needed: dict[int, EagerCall] = {}
-        waiting = list(_tensors(wanted))
+        waiting = tensors_in(wanted)
         while waiting:
             tensor = waiting.pop()
             if id(tensor) not in self.sources:
@@ -259,7 +257,7 @@ class _Writer:
                 call = made[id(tensor)][0]
                 if id(call) not in needed:
                     needed[id(call)] = call
-                    waiting += _tensors((call.args, *call.kwargs.values()))
+                    waiting += tensors_in((call.args, *call.kwargs.values()))
         return needed
 
     def _repeat(self, call: EagerCall, made: dict[int, tuple[EagerCall, str]]) -> None:
@@ -279,7 +277,7 @@ class _Writer:
         Args:
             own: the calls that lead to them. Those that nothing else needs are repeated here alone.
         """
-        given = _tensors([(call.args, *call.kwargs.values()) for call in (*late, *own)])
+        given = tensors_in([(call.args, *call.kwargs.values()) for call in (*late, *own)])
         sources = dict.fromkeys(self._source(tensor) for tensor in given if id(tensor) in self._named)
         self.default_dtype()
         compared = self.constant(Conditions([call.result for call in late]))
@@ -350,15 +348,6 @@ class _Writer:
             text += f"    results = run({', '.join(tensors)})\n    return filled(structure, {results}, {kept_text})\n"
         exec(compile(text, "<plan>", "exec"), self.names)
         return Plan(self.names["plan"], graphs, ready, run.leaf)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    """The tensors among values, and those in lists and tuples."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from opgraph.runtime.providers.torch_internals import tree_iter, tree_map_only
 from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.session import Session, TorchCall
 
@@ -32,7 +33,7 @@ class Layout:
         for call in reversed(calls):
             if call.result in wanted:
                 kept.append(call)
-                wanted.update(_refs((call.args, call.kwargs)))
+                wanted.update(v for v in tree_iter((call.args, call.kwargs)) if isinstance(v, Ref))
         self._calls = tuple(reversed(kept))
 
     def orders(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[int]] | None:
@@ -47,7 +48,8 @@ class Layout:
         try:
             with torch.no_grad():
                 for call in self._calls:
-                    made = call.func(*_filled(call.args, values), **_filled(call.kwargs, values))
+                    args, kwargs = tree_map_only(Ref, values.__getitem__, (call.args, call.kwargs))
+                    made = call.func(*args, **kwargs)
                     # What torch spreads out without a copy has memory of its own here. Integers are divided by no 0.
                     values[call.result] = torch.ones_like(made)
         except Exception:  # a call for another device, or of what is no torch function
@@ -75,34 +77,8 @@ def torch_call(
     session: Session, result: Ref, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TorchCall:
     """A call as the tree keeps it."""
-    return TorchCall(result, func, _named(session, args), _named(session, kwargs))
 
+    def named(tensor: torch.Tensor) -> Ref:
+        return tensor.ref if isinstance(tensor, Proxy) else session.capture(tensor)
 
-def _named(session: Session, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.ref if type(value) is Proxy else session.capture(value)
-    return _mapped(lambda v: _named(session, v), value)
-
-
-def _filled(value: Any, tensors: dict[Any, torch.Tensor]) -> Any:
-    return tensors[value] if isinstance(value, Ref) else _mapped(lambda v: _filled(v, tensors), value)
-
-
-def _refs(value: Any) -> list[Ref]:
-    found: list[Ref] = []
-    stack = [value]
-    while stack:
-        part = stack.pop()
-        if isinstance(part, Ref):
-            found.append(part)
-        elif isinstance(part, dict):
-            stack += part.values()
-        elif type(part) in (list, tuple):
-            stack += part
-    return found
-
-
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: change(v) for name, v in value.items()}
-    return type(value)(change(v) for v in value) if type(value) in (list, tuple) else value
+    return TorchCall(result, func, *tree_map_only(torch.Tensor, named, (args, kwargs)))

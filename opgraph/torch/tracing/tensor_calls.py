@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opgraph.torch.tracing.metadata_queries import QUESTIONS
-from opgraph.torch.tracing.proxy import Proxy, proxies
+from opgraph.torch.tracing.proxy import QUESTIONS, Proxy, proxies
 
 #: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
 _WRITERS = frozenset(

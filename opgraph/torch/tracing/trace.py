@@ -12,7 +12,7 @@ inputs of the graph, in the order in which they are first used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,15 +22,12 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.runtime.bounded_dict import Bounded
 from opgraph.torch.autograd_function_hooks import functions_on_stack
-from opgraph.torch.class_comparisons import compares_classes
 from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.build import build, needed, pattern
 from opgraph.torch.tracing.emit import name_of
-from opgraph.torch.tracing.guard_discovery import written
-from opgraph.torch.tracing.input_names import parameter_names, tensor_names
-from opgraph.torch.tracing.proxy import Ref
+from opgraph.torch.tracing.guard_discovery import compares_classes, written
+from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.result_layout import Layout
-from opgraph.torch.tracing.results import filled, hashable, structure_of
 from opgraph.torch.tracing.session import Input, Node, Session, Step
 from opgraph.torch.tracing.tensor_calls import Watch
 
@@ -249,3 +246,122 @@ def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
             fix="pass tensors of one dimension or more, and return what is computed from them",
         )
     return run.traced
+
+
+def tensor_names(fn: Callable[..., Any], arguments: dict[str, Any]) -> dict[int, str]:
+    """id of a tensor -> its name, for the tensors in reach of a function.
+
+    Args:
+        arguments: by name: tensors, modules and anything else.
+    """
+    found: dict[int, str] = {}
+    for name, value in _in_reach(fn, arguments):
+        if isinstance(value, torch.Tensor):
+            found.setdefault(id(value), name)
+        elif isinstance(value, torch.nn.Module):
+            for inner, tensor in (*value.named_parameters(), *value.named_buffers()):
+                found.setdefault(id(tensor), inner)
+            for inner, tensor in vars(value).items():
+                if isinstance(tensor, torch.Tensor):
+                    found.setdefault(id(tensor), inner)
+    return found
+
+
+def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a callable's positional parameters, as far as it tells."""
+    fn = _written(fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return ()
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names[1:] if getattr(fn, "__self__", None) is not None else names
+
+
+def _written(fn: Callable[..., Any]) -> Any:
+    """The function as it was written, under decorators; of a module, its forward."""
+    return getattr(fn, "__wrapped__", fn.forward if isinstance(fn, torch.nn.Module) else fn)
+
+
+def _in_reach(fn: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield from arguments.items()
+    fn = _written(fn)
+    yield "self", getattr(fn, "__self__", fn)
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return
+    for name, cell in zip(code.co_freevars, getattr(fn, "__closure__", None) or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    for name in code.co_names:
+        yield name, getattr(fn, "__globals__", {}).get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """In a result: the output of the graph with this index."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """In a result: something that the function returned as it was, the `index`-th such thing of a run."""
+
+    index: int
+
+
+def structure_of(session: Session, result: Any, outputs: dict[Ref, int], kept: list[Any]) -> Any:
+    """A function's result with Output and Kept in place of what is in it; fills `outputs` and `kept`.
+
+    Raises:
+        InvalidArguments: traced values in something that is no tuple, list or dict.
+    """
+    if type(result) is Proxy:
+        if result.session is not session:
+            raise trace_errors.leaked()
+        if result.actual is None:
+            return Output(outputs.setdefault(result.ref, len(outputs)))
+        result = result.actual
+    elif isinstance(result, dict) and type(result) is dict:
+        return {k: structure_of(session, v, outputs, kept) for k, v in result.items()}
+    elif type(result) in (list, tuple):
+        return type(result)(structure_of(session, v, outputs, kept) for v in result)
+    elif isinstance(result, tuple) and hasattr(result, "_fields"):
+        return type(result)(*(structure_of(session, v, outputs, kept) for v in result))
+    elif isinstance(result, (set, frozenset)) or hasattr(result, "__dict__"):
+        _refuse_inside(result)
+    kept.append(result)
+    return Kept(len(kept) - 1)
+
+
+def _refuse_inside(result: Any) -> None:
+    values = result if isinstance(result, (set, frozenset)) else getattr(result, "__dict__", {}).values()
+    if not isinstance(result, torch.Tensor) and any(type(v) is Proxy for v in values):
+        raise InvalidArguments(
+            f"a fused function returns its tensors in a {type(result).__name__}",
+            where="the result of a fused function",
+            fix="return a tensor, or a tuple, list or dict of tensors",
+        )
+
+
+def hashable(structure: Any) -> Any:
+    """A structure as a key."""
+    if isinstance(structure, dict):
+        return (dict, *[(k, hashable(v)) for k, v in structure.items()])
+    if isinstance(structure, (list, tuple)):
+        return (type(structure), *map(hashable, structure))
+    return structure
+
+
+def filled(structure: Any, results: Sequence[Any], kept: Sequence[Any]) -> Any:
+    """The result that a structure stands for."""
+    if type(structure) is Output:
+        return results[structure.index]
+    if type(structure) is Kept:
+        return kept[structure.index]
+    if type(structure) is dict:
+        return {k: filled(v, results, kept) for k, v in structure.items()}
+    parts = [filled(v, results, kept) for v in structure]
+    return type(structure)(*parts) if hasattr(structure, "_fields") else type(structure)(parts)

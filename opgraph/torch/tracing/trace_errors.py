@@ -14,7 +14,9 @@ import torch
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.torch.autograd_function_hooks import RUN
 
-_LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent.parent) + os.sep, "<frozen", "<string>")
+#: torch's own files, and ours.
+LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen")
+_GENERATED = (*LIBRARY, "<string>")
 #: The fix for most of what follows.
 OUTSIDE = "call it outside of the fused function, before or after"
 
@@ -22,7 +24,7 @@ OUTSIDE = "call it outside of the fused function, before or after"
 def place() -> str:
     """The innermost line outside torch and opgraph that led here: "file.py:12 in act"."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+    while frame is not None and frame.f_code.co_filename.startswith(_GENERATED):
         frame = frame.f_back
     if frame is None:
         return "a fused function"
@@ -32,7 +34,7 @@ def place() -> str:
 def users_level() -> int:
     """The `stacklevel` with which a warning of the caller names the innermost line outside torch and opgraph."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LIBRARY):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_GENERATED):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -74,21 +74,21 @@ class InterpretedTarget(device_targets.HostTarget):
     """The CPU without a compiler."""
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> Any:
-        """As Target."""
+        """As HostTarget."""
         made: Any = runner(partition, self.engine, rounding=rounding, arguments=arguments)
         own = HostKernel(lower(partition, arguments=arguments), partition)
         return LoopKernel(made, tuple(range(len(partition.input_ports))), own)
 
-    def plan(self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings) -> Any:
-        """As Target."""
+    def plan(
+        self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings, *, compiles: bool
+    ) -> Any:
+        """As HostTarget."""
         return LoopPlan(kernel, (*reads, *writes))
-
-    quick_plan = plan
 
     def sequence(
         self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]
     ) -> device_targets.Lines:
-        """As Target; what the lines pass are tensors, not their addresses."""
+        """As HostTarget; what the lines pass are tensors, not their addresses."""
         tensors = ", ".join(a.removesuffix(".data_ptr()") for a in addresses)
 
         def call(*given: torch.Tensor) -> None:
@@ -105,7 +105,7 @@ class InterpretedTarget(device_targets.HostTarget):
     def symbolic_sequence(
         self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]
     ) -> device_targets.Lines:
-        """As Target."""
+        """As HostTarget."""
         made = self.sequence(name, launches, addresses)
         return made if launches[0].plan is not None else device_targets.Lines(made.lines)
 

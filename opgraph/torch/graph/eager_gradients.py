@@ -1,27 +1,34 @@
-"""Gradients of a captured graph that eager torch leaves undefined: None, where AOTAutograd gives zeros.
+"""Gradients of a captured graph as eager torch has them: undefined ones are None, and they can be differentiated.
 
 AOTAutograd makes one autograd node of a graph with several results. Where a backward pass starts from some of them, the
 node gives zeros to the inputs that these do not depend on. An optimizer with weight decay or momentum moves a parameter
 whose gradient is zeros, and leaves one alone whose gradient is None. So for each result the inputs that it depends on
-are found out, as autograd sees it, and the node takes away the gradients of all others.
+are found out, as autograd sees it, and the node takes away the gradients of all others. Autograd calls the hooks of a
+tensor with None where its gradient is undefined, and eager torch does not call them at all. An input with hooks
+therefore keeps its zeros.
 
-Autograd calls the hooks of a tensor with None where its gradient is undefined, and eager torch does not call them at
-all. An input with hooks therefore keeps its zeros.
+AOTAutograd's backward has no derivative of its own. So a backward pass that makes a graph (`create_graph=True`) runs
+Dynamo's graph on the inputs of the call, as it was written, and autograd differentiates that. The inputs are weakly
+referenced: nothing more is kept. Where they are gone or were written to, or where the graph would compute something
+else when it runs again, the gradients are those of the compiled backward, and raise an error where they are
+differentiated.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
+from weakref import ref
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 from torch.fx import GraphModule, Node
 
+from opgraph.errors import Unimplemented
 from opgraph.ir.pause_gc import no_collector
+from opgraph.runtime.providers.torch_internals import FakeTensor
 from opgraph.torch.graph.parameter_branches import written_inputs
-from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins
+from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins, refuse_second_derivatives
 
 #: For each result of a graph, and then for each of its inputs as the graph leaves it, the inputs that it depends on, as
 #: bits; None for a result without a gradient and for an input that the graph does not write into.
@@ -38,7 +45,7 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     """
     if not torch.is_grad_enabled():
         return ()
-    (output,) = graph.graph.find_nodes(op="output")
+    output: Any = graph.graph.output_node()
     made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
     same = [ALL] * len(made)
     is_written = written_inputs(graph.graph)
@@ -90,70 +97,105 @@ def _bit(leaf: Any, places: dict[int, int]) -> int:
     return 0 if place is None else 1 << place
 
 
-def with_undefined_gradients(call: Callable[..., Any], depends: Dependencies) -> Callable[..., Any]:
-    """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on.
+def with_gradients_of_eager(
+    graph: GraphModule, call: Callable[..., Any], draws: bool, depends: Dependencies
+) -> Callable[..., Any]:
+    """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on, and whose
+    gradients can be differentiated.
 
     Args:
-        call: as AOTAutograd made it.
+        graph: of Dynamo.
+        call: the graph, as AOTAutograd compiled it.
+        draws: whether it draws random numbers.
         depends: what `dependencies` found.
     """
     if not depends:
         return call
-    backward: _PartialBackward | None = None
+    backward: _Backward | None = None
     shown = 0  # the place of a result, or of an argument after the results, that shows the node of this graph
+    runs_again = not draws and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
     def run(*args: Any) -> Any:
         nonlocal backward, shown
         if backward is not None:
             results = call(*args)
             node = _made_by(results[shown] if shown < len(results) else args[shown - len(results)])
-            if node is not None:
+            if node is not None and node._forward_cls is backward.function:
                 backward.follow(node, args)
             return results
-        edges = edges_of(args)  # a call that writes into an argument gives it another one
-        before = {_made_by(t) for t in args} | {None}
+        edges = _edges_of(args)  # a call that writes into an argument gives it another one
+        versions, before = _versions(args), {_made_by(t) for t in args} | {None}
         results = call(*args)
         # A result that is a view of an argument shows the node that made the argument.
         nodes = [_made_by(t) for t in (*results, *args)]
         shown = next((place for place, node in enumerate(nodes) if node not in before), -1)
         if shown >= 0:
-            backward = _PartialBackward(nodes[shown], results, depends, args, edges)
+            is_same = runs_again and versions == _versions(args)
+            backward = _Backward(graph, nodes[shown], results, depends, args, edges, is_same)
             backward.follow(nodes[shown], args)
         return results
 
     return run
 
 
-class _PartialBackward:
-    """The backward of a compiled graph's node, with None for what is not reached.
+#: Other tensors may stand for several inputs of the node. Parts of a graph run on fake tensors first.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
+
+
+class _Backward:
+    """The backward of a compiled graph's node.
 
     Args:
+        graph: of Dynamo.
         node: of the first call, as are the results and the arguments.
         depends: what `dependencies` found.
-        edges: of the arguments, before the call.
+        edges: the places of the arguments, by where their gradients went before the call.
+        runs_again: whether the graph would compute the same when it runs again.
+
+    Attributes:
+        function: the class of the node.
     """
 
     def __init__(
-        self, node: Any, results: Sequence[Any], depends: Dependencies, args: Sequence[Any], edges: dict[Any, int]
+        self,
+        graph: GraphModule,
+        node: Any,
+        results: Sequence[Any],
+        depends: Dependencies,
+        args: Sequence[Any],
+        edges: dict[Any, int],
+        runs_again: bool,
     ) -> None:
-        function = node._forward_cls
+        self.function = function = node._forward_cls
+        self._graph = graph
         self._backward: Callable[..., Any] = function.backward
         #: For each output of the node, the inputs that what is read from it depends on.
         self._outputs = _outputs(node, (*results, *args), depends)
+        #: For each output of the node, the result that it is.
+        found = {r.output_nr: place for place, r in enumerate(results) if getattr(r, "grad_fn", None) is node}
+        floats = [place for place, about in enumerate(node._input_metadata) if about.dtype.is_floating_point]
+        self._results = [found.get(place) for place in range(len(node._input_metadata))]
         #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
         self._inputs = [edges.get(edge, -1) for edge in node.next_functions if edge[0] is not None]
-        #: The arguments that need not be leaves.
-        self._data = [
-            i for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not isinstance(t, torch.nn.Parameter)
-        ]
+        tensors = [i for i, a in enumerate(args) if _is_tensor(a)]
+        plain = all(type(args[i]) in _PLAIN for i in tensors)
+        self._runs_again = runs_again and plain and -1 not in self._inputs and all(place in found for place in floats)
+        #: The arguments that are remembered: all of them, or those that need not be leaves.
+        self._followed = list(range(len(args)))
+        if not self._runs_again:
+            self._followed = [
+                i for i in tensors if args[i].requires_grad and not isinstance(args[i], torch.nn.Parameter)
+            ]
         self._is_compiled = False
+        refuse_second_derivatives(node, _no_second_derivative)
         disable: Any = torch.compiler.disable  # a captured function may call backward, and Dynamo would compile this
         function.backward = staticmethod(disable(self.__call__))
 
     def follow(self, node: Any, args: Sequence[Any]) -> None:
-        """Lets autograd hand over undefined gradients of this call as None."""
+        """Lets autograd hand over undefined gradients of a call as None, and notes its arguments."""
         node.set_materialize_grads(False)
-        node.opgraph_data = {i: weakref.ref(args[i]) for i in self._data}
+        node.opgraph_arguments = {i: ref(a) if _is_tensor(a := args[i]) else a for i in self._followed}
+        node.opgraph_versions = _versions(args) if self._runs_again else 0
 
     def __call__(self, ctx: Any, *given: Any) -> Any:
         """As `backward` of an autograd function; newer torch gives all gradients in one list."""
@@ -168,13 +210,13 @@ class _PartialBackward:
         gradients: Any = given[0] if len(given) == 1 and isinstance(given[0], list) else list(given)
         missing = [place for place, gradient in enumerate(gradients) if gradient is None]
         if not missing:
-            return self._backward(ctx, *given)
+            return self._gradients(ctx, given, gradients)
         reached = 0
         for bits, gradient in zip(self._outputs, gradients, strict=True):
             reached |= 0 if gradient is None else bits
         edges = [source for source, _ in ctx.next_functions if source is not None]
         kept = iter(
-            reached == ALL or place < 0 or reached >> place & 1 or _is_hooked(source, ctx.opgraph_data.get(place))
+            reached == ALL or place < 0 or reached >> place & 1 or _is_hooked(source, ctx.opgraph_arguments.get(place))
             for source, place in zip(edges, self._inputs, strict=True)
         )
         keep = [needed and bool(next(kept)) for needed in ctx.needs_input_grad]
@@ -183,8 +225,55 @@ class _PartialBackward:
         for place in missing:
             about = ctx._input_metadata[place]
             gradients[place] = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
-        results = self._backward(ctx, *(given if gradients is given[0] else gradients))
+        results = self._gradients(ctx, given if gradients is given[0] else gradients, gradients)
         return tuple(g if k else None for g, k in zip(results, keep, strict=False))
+
+    def _gradients(self, ctx: Any, given: Sequence[Any], gradients: Sequence[Any]) -> Any:
+        """Those of the compiled backward, or of the graph that runs again.
+
+        Args:
+            given: the gradients of the results as autograd gave them.
+        """
+        args = self._arguments(ctx) if torch.is_grad_enabled() and self._runs_again else None
+        if args is None:
+            return self._backward(ctx, *given)
+        views = {id(a): a.view_as(a) for a in args if _is_tensor(a) and a.requires_grad}
+        results = self._graph.forward(*(views.get(id(a), a) for a in args))
+        pairs = [(results[r], g) for r, g in zip(self._results, gradients, strict=True) if r is not None]
+        pairs = [(result, g) for result, g in pairs if g is not None and result.requires_grad]
+        wanted = iter([views[id(args[place])] for place in self._inputs])
+        inputs = [next(wanted) if needed else None for needed in ctx.needs_input_grad]
+        found = iter(
+            torch.autograd.grad(
+                [result for result, _ in pairs],
+                [view for view in inputs if view is not None],
+                [g for _, g in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+        return tuple(None if view is None else next(found) for view in inputs)
+
+    def _arguments(self, ctx: Any) -> list[Any] | None:
+        """The arguments of a call; None where they are not what they were."""
+        references = list(ctx.opgraph_arguments.values())
+        args = [a() if isinstance(a, ref) else a for a in references]
+        gone = any(a is None and isinstance(r, ref) for a, r in zip(args, references, strict=True))
+        return None if gone or _versions(args) != ctx.opgraph_versions else args
+
+
+def _versions(args: Sequence[Any]) -> int:
+    """How often the tensors among arguments have been written to."""
+    return sum([a._version for a in args if _is_tensor(a) and not a.is_inference()])
+
+
+def _no_second_derivative() -> Unimplemented:
+    return Unimplemented(
+        "a captured graph has first derivatives alone where it draws random numbers, writes to its inputs (running "
+        "statistics), runs under autocast, or where its inputs are gone or were written to",
+        where="the gradient of a gradient that backward made with create_graph=True",
+        fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
+    )
 
 
 def _made_by(result: Any) -> Any:
@@ -220,7 +309,7 @@ def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[in
     return [found.get(place, ALL) for place in range(len(node._input_metadata))]
 
 
-def edges_of(args: Sequence[Any]) -> dict[Any, int]:
+def _edges_of(args: Sequence[Any]) -> dict[Any, int]:
     """The place of each argument that has a gradient, by the autograd node that takes it, and which of its outputs."""
     differentiable = ((i, t) for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not t.is_inference())
     return {get_gradient_edge(t)[:2]: i for i, t in differentiable}
