@@ -167,3 +167,25 @@ def test_native_dropout_of_nothing_draws_as_eager_torch_does():
     x = torch.randn(90, 70)
     dropped = partial(torch.native_dropout, x, 0.0, True)
     assert_same(drawn(torch.compile(dropped, backend="opgraph")), drawn(dropped))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("train", [True, None])
+def test_native_dropout_drops_and_draws_as_eager_torch_does(p, train):
+    """With train=None it drops, though torch's rule for fake tensors returns the argument; at p=1 it draws, too."""
+    x = torch.randn(90, 70, requires_grad=True)
+
+    def step(dropped):
+        y, mask = dropped(x)
+        return y.detach(), mask, *torch.autograd.grad(y.sum(), x)
+
+    for native_dropout in (torch.native_dropout, torch.ops.aten.native_dropout.default):
+        dropped = partial(native_dropout, p=p, train=train)
+        found = drawn(partial(step, torch.compile(dropped, backend="opgraph")))
+        assert_same(found, drawn(partial(step, dropped)))
+
+
+def test_dropout_of_everything_draws_nothing_as_in_eager_torch():
+    x = torch.randn(90, 70)
+    dropped = partial(functional.dropout, x, 1.0)
+    assert_same(drawn(torch.compile(dropped, backend="opgraph")), drawn(dropped))

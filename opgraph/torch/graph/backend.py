@@ -36,6 +36,7 @@ from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
 from opgraph.torch.graph.eager_gradients import dependencies, with_gradients_of_eager
 from opgraph.torch.graph.known_faults import (
     copy_overlapping_results,
+    correct_native_dropout,
     draws_numbers,
     fault_of_frame,
     lost_write,
@@ -145,6 +146,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             warnings.warn(f"a function that {fault}", stacklevel=users_level())
             raise run_as_written(fault)
         remove_idle_dropout(graph)
+        correct_native_dropout(graph)
         lost = lost_write(graph)
         if lost:
             warnings.warn(

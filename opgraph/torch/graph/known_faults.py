@@ -142,6 +142,33 @@ def remove_idle_dropout(graph: GraphModule) -> None:
             node.meta[MEMORY] = moved[memory_of(node)]
 
 
+_NATIVE_DROPOUT = (torch.native_dropout, torch.ops.aten.native_dropout, torch.ops.aten.native_dropout.default)
+
+
+def correct_native_dropout(graph: GraphModule) -> None:
+    """Gives direct calls of `native_dropout` what its kernel for host memory does and torch.compile leaves out.
+
+    - torch's rule for tensors without data returns the argument itself where `train` is None. The kernel drops.
+    - The kernel draws numbers where p is 1, too. Other functions of dropout draw none there, but they become calls of
+      `native_dropout` in AOTAutograd.
+    """
+    for node in [n for n in graph.graph.nodes if n.target in _NATIVE_DROPOUT]:
+        given = dict(zip(("input", "p", "train"), node.args, strict=False)) | node.kwargs
+        x = given["input"].meta.get("example_value")
+        if not isinstance(x, torch.Tensor) or not x.is_cpu or given["train"] is False:
+            continue
+        if given["train"] is None:
+            made = torch.empty_like(x), node.meta["example_value"][1]
+            node.meta["example_value"] = made
+            for part in [n for n in node.users if n.target is operator.getitem]:
+                part.meta["example_value"] = made[part.args[1]]
+        if given["p"] == 1:
+            with graph.graph.inserting_before(node):
+                drawn = graph.graph.call_function(torch.bernoulli, (given["input"], 0.0))
+            drawn.meta["example_value"] = torch.empty_like(x)
+            graph.recompile()
+
+
 def copy_overlapping_results(graph: GraphModule) -> None:
     """Copies results of which several elements are one element of memory, such as those of `unfold`.
 

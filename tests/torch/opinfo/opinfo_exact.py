@@ -11,6 +11,8 @@ import torch
 UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 #: Ops whose kernels in torch read memory beyond an input of which an axis is spread out from one element.
 READ_BEYOND_SPREAD = ("median", "nanmedian", "masked.median")
+#: Ops that give a spread-out input more memory than it has. The rest is memory as it is found.
+GROWN_FROM_SPREAD = ("resize_", "resize_as_")
 #: Ops that draw numbers, others in each dtype: eager's are the truth.
 DRAWN = (
     "cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint", "randint_like", "randn",
@@ -24,7 +26,7 @@ def is_undefined(op: str, source: str) -> bool:
     Args:
         source: of the call.
     """
-    return op in UNDEFINED or (op in READ_BEYOND_SPREAD and source.startswith("spread"))
+    return op in UNDEFINED or (op in READ_BEYOND_SPREAD + GROWN_FROM_SPREAD and source.startswith("spread"))
 
 
 def _trigamma(x: torch.Tensor) -> torch.Tensor:
