@@ -58,7 +58,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
     table[aten.pow.Scalar] = _power_of_number
     table[aten.index.Tensor] = _index
-    table[aten.isin.Tensor_Tensor] = _isin
+    table |= {op: _isin(op) for op in (aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)}
     table[aten.log_sigmoid_forward.default] = _contiguous(table[aten.log_sigmoid_forward.default])
     table[aten.native_dropout.default] = _dropout
     table[aten.roll.default] = _roll
@@ -136,11 +136,13 @@ def _power_of_number(base: complex, exponent: torch.Tensor) -> Any:
     return NotImplemented if exponent.is_contiguous() else aten.pow.Scalar(base, exponent.contiguous())
 
 
-def _isin(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """As torch lays it out: contiguous."""
-    return (
-        NotImplemented if elements.is_contiguous() else aten.isin.Tensor_Tensor(elements.contiguous(), *args, **kwargs)
-    )
+def _isin(op: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition of `isin` of a tensor: as torch lays it out, contiguous."""
+
+    def decomposed(elements: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if elements.is_contiguous() else op(elements.contiguous(), *args, **kwargs)
+
+    return decomposed
 
 
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
