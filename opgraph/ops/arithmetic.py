@@ -30,7 +30,7 @@ def floor_divide(p: Attrs) -> str:
     """torch.floor_divide: of floats, the whole number that a - mod(a, b) is of b, which a / b rounded may miss.
 
     0 has the sign of a / b. An infinite remainder is that of a finite number by infinity of the other sign.
-    Of integers, a - mod(a, b) may not fit the dtype: the quotient is one less where the remainders of both signs differ.
+    Of integers, a - mod(a, b) may not fit the dtype. There a negative quotient with a remainder is one less.
     """
     rest, quotient = "Mod(input, other)", "Divide(input, other)"
     if p["dtype"] in INTEGER:
