@@ -18,6 +18,7 @@ from opgraph.ops.families import (
     MIXED_OUTPUT,
     NUMERIC,
     SAME_INPUTS,
+    SIGNED,
     meets_in_f32,
     pointwise,
 )
@@ -29,12 +30,15 @@ def floor_divide(p: Attrs) -> str:
     """torch.floor_divide: of floats, the whole number that a - mod(a, b) is of b, which a / b rounded may miss.
 
     0 has the sign of a / b. An infinite remainder is that of a finite number by infinity of the other sign.
+    Of integers, a - mod(a, b) may not fit the dtype. There a negative quotient with a remainder is one less.
     """
-    rest = "Mod(input, other)"
-    whole = f"Divide(Subtract(input, {rest}), other)"
+    rest, quotient = "Mod(input, other)", "Divide(input, other)"
     if p["dtype"] in INTEGER:
-        return whole
-    quotient = "Divide(input, other)"
+        if p["dtype"] not in SIGNED:
+            return quotient
+        less = f"Select(Equal(Mod(input, other, fmod=1), 0), {quotient}, Subtract({quotient}, 1))"
+        return f"Select(Equal(Less(input, 0), Less(other, 0)), {quotient}, {less})"
+    whole = f"Divide(Subtract(input, {rest}), other)"
     rounded = f"Select(Equal(Round({whole}), 0), Multiply({quotient}, 0), Round({whole}))"
     return f"Select(Equal(other, 0), {quotient}, Select(IsInf({rest}), -1, {rounded}))"
 

@@ -212,6 +212,7 @@ class OfSeveralOrders(nn.Module):
             2**turned,
             functional.logsigmoid(turned),
             torch.isin(turned, a),
+            torch.isin(turned, 0.5),
         )
 
 

@@ -103,6 +103,20 @@ def test_results_where_zeros_infinities_and_nan_meet(dtype) -> None:
         assert name.startswith("fm") or (got.signbit() == expected.signbit())[~expected.isnan()].all(), name
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", ["//", "floor"])
+def test_floors_of_quotients_of_the_largest_integers(name: str, dtype: torch.dtype) -> None:
+    """`(a - a % b) / b` would leave the dtype there."""
+    info = torch.iinfo(dtype)
+    ends = [info.min, info.min + 1, info.min + 2, info.max - 1, info.max, 0, 1, 3, 7, -1 % 2**info.bits]
+    column = torch.tensor([n - 2**info.bits if n > info.max else n for n in ends]).to(dtype)
+    a, b = (t.contiguous() for t in torch.broadcast_tensors(column[:, None], column[column != 0]))
+    assert_same(fuse(PAIRS[name])(a, b), PAIRS[name](a, b))
+    by_number = lambda a: (PAIRS[name](a, 3), PAIRS[name](a * 1, info.max))  # noqa: E731
+    for got, expected in zip(fuse(by_number)(a), by_number(a), strict=True):
+        assert_same(got, expected)
+
+
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="since torch 2.14 ties are shared (test_trace_calls.py)")
 def test_gradients_of_a_clamp_between_tensors_at_all_ties_and_orders() -> None:
     x, low, high = (torch.tensor(column) for column in zip(*itertools.product(ENDS, ENDS, ENDS)))
