@@ -206,6 +206,19 @@ def test_cudnn_convolves_in_f32_and_in_one_order_while_an_op_runs() -> None:
         assert (cudnn.allow_tf32, cudnn.deterministic) == before
 
 
+def test_a_convolution_runs_where_flags_of_libraries_may_not_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    its = torch.backends.flags_frozen.__globals__
+    monkeypatch.setitem(its, "__allow_nonbracketed_mutation_flag", False)  # as by `disable_global_flags`
+    with pytest.raises(RuntimeError, match="not allowed"):
+        torch.backends.cudnn.deterministic = False
+    kind, shapes, attrs = SUMS["Convolution"]
+    g = og.Graph()
+    given = {f"x{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
+    g.add_op(kind, *[g.input(n, "f32", a.shape) for n, a in given.items()], name="y", **attrs)
+    assert np.array_equal(og.compile(g, device="cpu")(given), og.evaluate(g, given))
+
+
 # -- unknown sizes and training ---------------------------------------------------------------------------------------
 
 NET = f"""\

@@ -247,3 +247,12 @@ make_subclass: Callable[..., Any] = getattr(torch.Tensor, "_make_subclass", lamb
 _callers = [getattr(torch.nn.Module, name).__code__ for name in ("_slow_forward", "_call_impl")]
 #: The code in nn.Module that calls `forward`.
 MODULE_CALLERS = {*_callers, *(c for code in _callers for c in code.co_consts if isinstance(c, CodeType))}
+
+
+def set_cudnn(allow_tf32: bool, deterministic: bool) -> None:
+    """Sets flags of `torch.backends.cudnn`, also where `torch.backends.disable_global_flags()` has forbidden that.
+
+    torch's own test tools call it.
+    """
+    torch._C._set_cudnn_allow_tf32(allow_tf32)
+    torch._C._set_cudnn_deterministic(deterministic)

@@ -13,6 +13,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import OpDef
 from opgraph.runtime.providers.torch import from_numpy, to_numpy, torch_dtype
+from opgraph.runtime.providers.torch_internals import set_cudnn
 from opgraph.runtime.reference import by_reference
 
 if TYPE_CHECKING:
@@ -101,11 +102,11 @@ def exact_convolutions(record: OpDef, node: object = "") -> Iterator[None]:
         return
     cudnn = torch.backends.cudnn
     chosen = cudnn.allow_tf32, cudnn.deterministic
-    cudnn.allow_tf32, cudnn.deterministic = False, True
+    set_cudnn(allow_tf32=False, deterministic=True)
     try:
         yield
     finally:
-        cudnn.allow_tf32, cudnn.deterministic = chosen
+        set_cudnn(*chosen)
 
 
 def sees_gpus() -> bool:
