@@ -104,7 +104,7 @@ SHRINK = pointwise(
             "softshrink(input, lambd=0.5)",
             "Shrink(input, bias=$lambd, lambd=$lambd)",
             "Select(Greater(input, $lambd), Subtract(input, $lambd), "
-            "Select(Less(Neg(input), $lambd), Multiply(input, 0), Add(input, $lambd)))",
+            "Select(LessOrEqual(Neg(input), $lambd), Multiply(input, 0), Add(input, $lambd)))",
         ),
         TorchCall(
             "hardshrink(input, lambd=0.5)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,27 @@ SELU = pointwise(
     gradient={"src": "Multiply(EluBackward(src, d, alpha=$alpha, use_dst=false), $gamma)"},
 )
 
+
+def _celu_backward(attrs: Attrs, given: Collection[str]) -> str:
+    """d e^(x / alpha) where x <= 0.
+
+    The exponent is at most 0 for alpha > 0, and at least 0 for alpha < 0. There 1 + y / alpha is the power, without the
+    error that a large exponent has once it is rounded.
+    """
+    if attrs["alpha"] < 0:
+        below = "Multiply(Add(Divide(Celu(src, alpha=$alpha), $alpha), 1), d)"
+    else:
+        below = "EluBackward(Neg(Abs(Divide(src, $alpha))), d, alpha=1, use_dst=false)"
+    return f"Select(Greater(src, 0), d, {below})"
+
+
+def _celu_in_parts(attrs: Attrs, given: Collection[str]) -> str:
+    """alpha elu(x / alpha), whose sign is that of x for alpha > 0 alone."""
+    if attrs["alpha"] < 0:
+        return "Select(Greater(src, 0), src, Multiply(Expm1(Divide(src, $alpha)), $alpha))"
+    return "Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)"
+
+
 CELU = pointwise(
     "Celu",
     "y = x for x > 0, alpha (e^(x / alpha) - 1) otherwise.",
@@ -147,7 +169,7 @@ CELU = pointwise(
     expression="og::celu({src}, {alpha})",
     torch=lambda t, x, alpha: t.where(x > 0, x, alpha * t.expm1(x / alpha)),
     onnx=(Onnx(op_type="Celu", since=12, attrs={"alpha": "alpha"}),),
-    decomposition="Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)",
+    decomposition=_celu_in_parts,
     cost=25,
     torch_calls=(
         TorchCall(
@@ -157,7 +179,5 @@ CELU = pointwise(
         ),
     ),
     source="ONNX Celu",
-    gradient={
-        "src": "Select(Greater(src, 0), d, EluBackward(Neg(Abs(Divide(src, $alpha))), d, alpha=1, use_dst=false))"
-    },
+    gradient={"src": _celu_backward},
 )

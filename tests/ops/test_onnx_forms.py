@@ -206,6 +206,16 @@ def test_a_decomposition_is_the_same_function(record: OpDef) -> None:
     assert count
 
 
+def test_the_decomposition_of_celu_is_right_for_a_negative_alpha() -> None:
+    record = opdef.get("Celu", where="test")
+    x, attrs = np.linspace(-3, 3, 25), {"alpha": -1.5}
+    tree = record.decompose(attrs, ["src"])
+    assert tree is not None
+    g = og.Graph()
+    g.output(build(g, tree, {"src": g.input("src", "f64", x.shape)}, attrs))
+    assert_same_function(og.evaluate(g, {"src": x}), record.reference(x, **attrs), "f64", attrs)
+
+
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
 def test_every_op_reaches_onnx_or_says_why_not(record: OpDef) -> None:
     """Following decompositions ends in ops that have an ONNX form, whatever the attributes."""

@@ -61,6 +61,7 @@ def test_a_value_below_the_smallest_number_is_zero_to_who_asks(dtype) -> None:
 #: Whose gradient by the rounded result would be 0 or have few digits, where the input tells it.
 SATURATING = {
     "elu": F.elu,
+    "celu of a negative alpha": lambda x: F.celu(x, -9.0),
     "by hand": lambda x: torch.where(x > 0, x, torch.expm1(x)),
     "softplus": F.softplus,
     "softplus up to 2": lambda x: F.softplus(x, beta=0.3, threshold=2),
@@ -76,6 +77,14 @@ def test_gradients_where_a_function_saturates(name: str, dtype) -> None:
     ulp = torch.finfo(dtype).eps * truth.abs().clamp_min(torch.finfo(dtype).smallest_normal)
     twice = (2 * (eager.double() - truth).abs()).nan_to_num(0)  # where() of eager f16 multiplies 0 by e^x
     assert ((got.double() - truth).abs() <= torch.maximum(twice, 3 * ulp)).all()
+
+
+def test_softshrink_of_its_limits_has_no_gradient() -> None:
+    """In float64 a limit is no number of float32, so that the function is spelled in smaller ops."""
+    x = torch.tensor([-0.1, 0.1, -0.1000001, 0.1000001, 0.0], dtype=torch.float64)
+    shrunk = lambda x: F.softshrink(x, 0.1)  # noqa: E731
+    assert_same(gradients(fuse(shrunk), x), gradients(shrunk, x))
+    assert_same(fuse(shrunk)(x).signbit(), shrunk(x).signbit())
 
 
 # -- infinities, ties -------------------------------------------------------------------------------------------------
@@ -101,6 +110,15 @@ def test_results_where_zeros_infinities_and_nan_meet(dtype) -> None:
     for name, got, expected in zip(PAIRS, fuse(every)(a, b), every(a, b), strict=True):
         torch.testing.assert_close(got, expected, equal_nan=True, msg=name)
         assert name.startswith("fm") or (got.signbit() == expected.signbit())[~expected.isnan()].all(), name
+
+
+@pytest.mark.parametrize("numbers", [*itertools.permutations((math.nan, math.inf, -math.inf)), (0.1, 0.1, -math.inf)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *NARROW], ids=str)
+def test_nan_to_num_puts_infinities_and_nan_in_place(dtype, numbers: tuple[float, ...]) -> None:
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.3], dtype=dtype)
+    replaced = lambda x: torch.nan_to_num(-x, *numbers)  # noqa: E731
+    assert_same(fuse(replaced)(x), replaced(x))
+    assert_same(gradients(fuse(replaced), x), gradients(replaced, x))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)

@@ -48,7 +48,7 @@ def _nan_to_num(p: Mapping[str, Any]) -> str:
         return "Identity(input)"
     limits = torch.finfo(TORCH_DTYPES[p["dtype"]])
     nan, high, low = (
-        repr(float(default if p[name] is None else p[name]))
+        repr(float(default)) if p[name] is None else f"${name}"
         for name, default in (("nan", 0.0), ("posinf", limits.max), ("neginf", limits.min))
     )
     finite = f"Select(IsInf(input), Select(Greater(input, 0), {high}, {low}), input)"
