@@ -14,23 +14,23 @@ template <class F> struct Elements {
 };
 template <class F, class S> OG_FN auto elements(const S* p, i64 n) { return Elements<F>::read(p, n); }
 template <class F, class S> OG_FN auto elements(const S* p, i64 step, i64 n) { return Elements<F>::read(p, step, n); }
-template <class S> OG_FN void emit_elements(S* p, float x, i64) { *p = store<S>(x); }
-template <class S> OG_FN void emit_elements(S* p, i64, float x, i64) { *p = store<S>(x); }
-OG_FN void emit_elements(b8* p, bool x, i64) { *p = store<b8>(x); }
-template <class Out, class S, class T> OG_FN void emit_results(Out, S* p, T x, i64) { *p = store<S>(x); }
-OG_FN void emit_elements(b8* p, i64, bool x, i64) { *p = store<b8>(x); }
+template <class S> OG_FN void store_elements(S* p, float x, i64) { *p = store<S>(x); }
+template <class S> OG_FN void store_elements(S* p, i64, float x, i64) { *p = store<S>(x); }
+OG_FN void store_elements(b8* p, bool x, i64) { *p = store<b8>(x); }
+template <class Out, class S, class T> OG_FN void store_results(Out, S* p, T x, i64) { *p = store<S>(x); }
+OG_FN void store_elements(b8* p, i64, bool x, i64) { *p = store<b8>(x); }
 
 #if OG_LANES
 template <> struct Elements<floats> {
   template <class S> static OG_FN auto read(const S* p, i64 n) { return load_lanes(p, n); }
   template <class S> static OG_FN auto read(const S* p, i64 step, i64 n) { return gather_lanes(p, step, n); }
 };
-template <class S> OG_FN void emit_elements(S* p, floats x, i64 n) { store_lanes(p, x, n); }
-template <class S> OG_FN void emit_elements(S* p, i64 step, floats x, i64 n) { scatter_lanes(p, step, x, n); }
-OG_FN void emit_elements(b8* p, bools x, i64 n) { store_lanes(p, x, n); }
-template <class S> OG_FN void emit_results(Results out, S* p, floats x, i64 n) { out.write_asked(p, x, n); }
-template <class S> OG_FN void emit_results(Results out, S* p, bools x, i64 n) { out.write_asked(p, x, n); }
-OG_FN void emit_elements(b8* p, i64 step, bools x, i64 n) { scatter_lanes(p, step, x, n); }
+template <class S> OG_FN void store_elements(S* p, floats x, i64 n) { store_lanes(p, x, n); }
+template <class S> OG_FN void store_elements(S* p, i64 step, floats x, i64 n) { scatter_lanes(p, step, x, n); }
+OG_FN void store_elements(b8* p, bools x, i64 n) { store_lanes(p, x, n); }
+template <class S> OG_FN void store_results(Results out, S* p, floats x, i64 n) { out.write_asked(p, x, n); }
+template <class S> OG_FN void store_results(Results out, S* p, bools x, i64 n) { out.write_asked(p, x, n); }
+OG_FN void store_elements(b8* p, i64 step, bools x, i64 n) { scatter_lanes(p, step, x, n); }
 #endif
 
 // Asks for the line of the cache at an address, which need not be anybody's: into the second cache, to be read or written.

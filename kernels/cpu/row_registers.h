@@ -40,14 +40,14 @@ template <class F, class S> OG_FN auto elements(const S* p, Some n) {
 template <class F, class S> OG_FN auto elements(const S* p, i64 step, Some n) {
   return gather_lanes(p, step, (i64)__builtin_popcount(n.mask));
 }
-template <class S, class V> OG_FN void emit_elements(S* p, V x, Some n) {
+template <class S, class V> OG_FN void store_elements(S* p, V x, Some n) {
   S y[lane_count];
   store_lanes(y, x, lane_count);
   typename Masked<sizeof(S)>::Lanes whole;
   __builtin_memcpy(&whole, y, sizeof y);
   Masked<sizeof(S)>::write(p, whole, n.mask);
 }
-template <class S, class V> OG_FN void emit_elements(S* p, i64 step, V x, Some n) {
+template <class S, class V> OG_FN void store_elements(S* p, i64 step, V x, Some n) {
   scatter_lanes(p, step, x, (i64)__builtin_popcount(n.mask));
 }
 

@@ -37,7 +37,7 @@ template <class F, int V, int U, int G> OG_FN void flat_unrolled(void* const* ba
     else f.fetch_some(in, i, left);
     by_groups<F, G>(f, in, out, i);
     if (left >= V) f.put(out, i);
-    else f.emit_some(out, i, left);
+    else f.put_some(out, i, left);
   }
 }
 

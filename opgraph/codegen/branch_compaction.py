@@ -39,7 +39,7 @@ def emit_branches(emitter: Emitter, branches: Branches) -> None:
         places = "".join(f"k == {k} ? {i} : " for k, i in enumerate(emitter.sums))
         put(f"  static constexpr int sum_result(int k) {{ return {places}-1; }}")
     put("  template <class F> OG_FN og::mask<F> condition(const F* x) const {")
-    _put_body(emitter, branches.condition)
+    _emit_body(emitter, branches.condition)
     put(f"    return {emitter.in_apply(branches.condition[-1].result)};")
     put("  }")
     told = [any(s.result in emitter.positive for s in side.statements) for side in branches.sides]
@@ -52,7 +52,7 @@ def emit_branches(emitter: Emitter, branches: Branches) -> None:
     emitter.told_ends = True
     for holds, side in reversed(list(enumerate(branches.sides))):
         put("    if constexpr (side) {" if holds else "    } else {")
-        _put_body(emitter, side.statements, side.results)
+        _emit_body(emitter, side.statements, side.results)
         for k, result in enumerate(side.results):
             if side.makes(k):
                 text = emitter.in_apply(result) if isinstance(result, str) else emitter.literal(result, "float", True)
@@ -61,13 +61,13 @@ def emit_branches(emitter: Emitter, branches: Branches) -> None:
     put("    }")
     put("  }")
     put("#if OG_LANES")
-    _put_lanes(emitter)
+    _emit_lanes(emitter)
     put("#else")
-    _put_strips(emitter)
+    _emit_strips(emitter)
     put("#endif")
 
 
-def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequence[Arg] = ()) -> None:
+def _emit_body(emitter: Emitter, statements: Sequence[Statement], results: Sequence[Arg] = ()) -> None:
     """The operands and statements of one side."""
     used = {a for s in statements for a in s.args if isinstance(a, str)} | {r for r in results if isinstance(r, str)}
     for k, x in enumerate(emitter.element_loads()):
@@ -82,7 +82,7 @@ def _put_body(emitter: Emitter, statements: Sequence[Statement], results: Sequen
         emitter.statements([s])
 
 
-def _put_lanes(emitter: Emitter) -> None:
+def _emit_lanes(emitter: Emitter) -> None:
     put = emitter.put
     emit_results(emitter)
     put("  OG_FN void fetch(og::floats* x, og::i64 i, og::i64 n) const {")
@@ -95,7 +95,7 @@ def _put_lanes(emitter: Emitter) -> None:
     put("  }")
 
 
-def _put_strips(emitter: Emitter) -> None:
+def _emit_strips(emitter: Emitter) -> None:
     put = emitter.put
     put("  OG_FN void fetch(float (*x)[og::strip], og::i64 first, og::i64 n) const {")
     for k, x in enumerate(emitter.element_loads()):

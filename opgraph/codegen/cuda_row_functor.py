@@ -30,9 +30,9 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
     emitter.bind()
     emitter.hoisted("call", CALL)
     emitter.hoisted("row", PER_ROW)
-    _put_packs(emitter, reads)
-    _put_fetch(emitter, reads)
-    _put_compute(emitter, reads)
+    _emit_packs(emitter, reads)
+    _emit_fetch(emitter, reads)
+    _emit_compute(emitter, reads)
     emit_reduced(emitter, reads.held, "const Addend* total, Addend count", "total[{}]")
     emit_finish(emitter)
     if emitter.sums:
@@ -40,7 +40,7 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
     return emitter.functor()
 
 
-def _put_packs(emitter: Emitter, reads: RowReads) -> None:
+def _emit_packs(emitter: Emitter, reads: RowReads) -> None:
     """V elements as they were loaded, and what passes keep of them for each other."""
     emitter.put("  template <int V> struct Packs {")
     for load in emitter.element_loads():
@@ -52,7 +52,7 @@ def _put_packs(emitter: Emitter, reads: RowReads) -> None:
     emitter.put("  };")
 
 
-def _put_fetch(emitter: Emitter, reads: RowReads) -> None:
+def _emit_fetch(emitter: Emitter, reads: RowReads) -> None:
     """The loads of a pass. Of a held row each happens once, those aside that are the same for many rows, and named
     by a bit of `small`: a cache has these."""
     lines: list[tuple[str, str]] = []
@@ -89,21 +89,21 @@ def _fetched(emitter: Emitter, load: Load) -> str:
     return f"og::load_run<(loose >> {emitter.positions[load.name]} & 1), V>({load.name} + i)"
 
 
-def _put_compute(emitter: Emitter, reads: RowReads) -> None:
+def _emit_compute(emitter: Emitter, reads: RowReads) -> None:
     """V elements of a pass: what they add to reduction k, and after these to each sum, goes to s[k]."""
     put = emitter.put
     put("  template <int pass, bool held, int V>")
     put("  OG_FN void compute(Packs<V>& in, og::i64 i, bool inside, Addend (*s)[V]) const {")
     for number, (one, again) in enumerate(zip(reads.held, reads.again, strict=True)):
         if (one.statements, one.read, one.kept) == (again.statements, again.read, again.kept):
-            _put_pass(emitter, one, f"pass == {number}")
+            _emit_pass(emitter, one, f"pass == {number}")
         else:
-            _put_pass(emitter, one, f"pass == {number} && held")
-            _put_pass(emitter, again, f"pass == {number} && !held")
+            _emit_pass(emitter, one, f"pass == {number} && held")
+            _emit_pass(emitter, again, f"pass == {number} && !held")
     put("  }")
 
 
-def _put_pass(emitter: Emitter, one: Pass, condition: str) -> None:
+def _emit_pass(emitter: Emitter, one: Pass, condition: str) -> None:
     if not (one.statements or one.reductions or one.stores):
         return
     put, used = emitter.put, one.reads(emitter.loop)

@@ -61,7 +61,7 @@ def emit_functor(
         if rolled:
             emit_unrolled(emitter)
     else:
-        _put_strided_bytes(emitter)
+        _emit_strided_bytes(emitter)
         if not branches and not emitter.by_strips:
             emit_halves(emitter)
             if emitter.by_lanes:
@@ -69,7 +69,7 @@ def emit_functor(
     return emitter.functor(body.form)
 
 
-def _put_strided_bytes(emitter: Emitter) -> None:
+def _emit_strided_bytes(emitter: Emitter) -> None:
     """Adds `strided_bytes`: the element size of operand k where cpu/pointwise.h copies its elements at once, else 0."""
     if emitter.sums:
         return  # their skeleton walks boxes

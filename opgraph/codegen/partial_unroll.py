@@ -44,7 +44,7 @@ def emit_unrolled(emitter: Emitter) -> None:
         else:
             put(f"    og::store_whole<V>(y{i} + i, out.y{i}.pack());")
     put("  }")
-    put("  template <int V> OG_FN void emit_some(const Made<V>& out, og::i64 i, int left) const {")
+    put("  template <int V> OG_FN void put_some(const Made<V>& out, og::i64 i, int left) const {")
     for i, _ in stores:
         put(f"    og::store_some<V>({_at(f'y{i}', emitter.store_kinds[i])}, left, out.y{i}.pack());")
     put("  }")

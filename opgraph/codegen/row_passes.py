@@ -23,7 +23,7 @@ def emit_passes(rows: Rows) -> None:
         put(f"  OG_FN og::i64 apart_from_line() const {{ return {written}; }}")
         if not rows.is_persistent:
             emit_results(emitter)
-        _put_nearness(rows)
+        _emit_nearness(rows)
         emit_ahead(rows)
         count = ", class N = og::i64" if rows.is_persistent else ""  # or og::Some of a vector
         put(f"  template <int pass, bool keep, int apart, class F = float, bool near = false{count}>")
@@ -33,14 +33,14 @@ def emit_passes(rows: Rows) -> None:
         put(f"  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i{place}, Addend* s) const {{")
     for number, (one, again) in enumerate(zip(rows.passes, rows.again, strict=True)):
         if not rows.kept or rows.place is not None:
-            _put_pass(rows, one, f"pass == {number}")
+            _emit_pass(rows, one, f"pass == {number}")
         else:
-            _put_pass(rows, one, f"pass == {number} && keep")
-            _put_pass(rows, again, f"pass == {number} && !keep")
+            _emit_pass(rows, one, f"pass == {number} && keep")
+            _emit_pass(rows, again, f"pass == {number} && !keep")
     put("  }")
 
 
-def _put_nearness(rows: Rows) -> None:
+def _emit_nearness(rows: Rows) -> None:
     """Which passes have exponentials that are simpler in rows whose elements are all near the largest one."""
     emitter = rows.emitter
     both = zip(rows.passes, rows.again, strict=True)
@@ -51,7 +51,7 @@ def _put_nearness(rows: Rows) -> None:
     emitter.put(f"  OG_FN bool all_near() const {{ return {near or 'false'}; }}")
 
 
-def _put_pass(rows: Rows, one: Pass, condition: str) -> None:
+def _emit_pass(rows: Rows, one: Pass, condition: str) -> None:
     emitter, put = rows.emitter, rows.emitter.put
     put(f"    if constexpr ({condition}) {{")
     used = one.reads(emitter.loop)
@@ -69,7 +69,9 @@ def _put_pass(rows: Rows, one: Pass, condition: str) -> None:
         put(f"      {text}  // {s.kind} #{s.tag}", s.tag)
     for name in one.kept:
         kept = rows.waiting(name)
-        text = f"og::emit_elements({kept} + i, {name}, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}] = {name}"
+        text = (
+            f"og::store_elements({kept} + i, {name}, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}] = {name}"
+        )
         put(f"      {text};")
     for k, s in enumerate(one.reductions):
         each = s.row.each.format(src=emitter.argument(s, 0))
@@ -102,7 +104,7 @@ def _given(rows: Rows, i: int, store: Store) -> str:
         return emitter.stored(i, store, rows.counter, value)
     place = f"y{i} + {index_text('i', f'y{i}', kind)}"
     if kind == STRIDED:
-        return f"og::emit_elements({place}, y{i}_step, {value}, n);"
+        return f"og::store_elements({place}, y{i}_step, {value}, n);"
     if rows.is_persistent or i == rows.place:
-        return f"og::emit_elements({place}, {value}, n);"
-    return f"og::emit_results(out, {place}, {value}, n);"
+        return f"og::store_elements({place}, {value}, n);"
+    return f"og::store_results(out, {place}, {value}, n);"

@@ -43,18 +43,18 @@ def emit_reduced(emitter: Emitter, passes: Sequence[Pass], parameters: str, tota
     for number, one in enumerate(passes):
         emitter.put(f"    if constexpr (pass == {number}) {{")
         for k, s in enumerate(one.reductions):
-            _put_row_value(emitter, s, _total(emitter, s, total.format(k)))
+            _emit_row_value(emitter, s, _total(emitter, s, total.format(k)))
             if s.result in emitter.peaks.values():
                 emitter.put(f"      {s.result}_near = og::all_near({total.format(k)});")
         for s in emitter.loop.statements:
             is_here = emitter.levels[s.result] == PER_ROW and emitter.depth[s.result] == number + 1
             if is_here and not s.reduces:
-                _put_row_value(emitter, s, emitter.expression(s))
+                _emit_row_value(emitter, s, emitter.expression(s))
         emitter.put("    }")
     emitter.put("  }")
 
 
-def _put_row_value(emitter: Emitter, s: Statement, text: str) -> None:
+def _emit_row_value(emitter: Emitter, s: Statement, text: str) -> None:
     emitter.assign(s, text, "      ")
     if s.result in emitter.divisors:
         emitter.put(f"      {s.result}_inverse = og::inverse_of({s.result});")

@@ -35,9 +35,9 @@ def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
         emitter.divisors = emitter.row_divisors()
     emitter.put("struct Fused {")
     emitter.members()
-    _put_members(rows)
+    _emit_members(rows)
     if emitter.interleaved:
-        _put_interleaved_members(emitter, variant, is_grouped=schedule in GROUPS)
+        _emit_interleaved_members(emitter, variant, is_grouped=schedule in GROUPS)
     else:
         emit_next_members(rows)
     emitter.bind()
@@ -46,7 +46,7 @@ def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
     emit_buffers(rows)
     emitter.hoisted("call", CALL)
     emitter.hoisted("row", PER_ROW)
-    _put_run(emitter)
+    _emit_run(emitter)
     emit_passes(rows)
     if emitter.interleaved:
         emit_reduced(emitter, rows.passes, "const double (*total)[og::side], double count, og::i64 n", "total[{}][i]")
@@ -71,7 +71,7 @@ def _peaks(emitter: Emitter) -> dict[str, str]:
     return found
 
 
-def _put_members(rows: Rows) -> None:
+def _emit_members(rows: Rows) -> None:
     """Passes, what each reduces, and what there is one of for each run or row."""
     emitter = rows.emitter
     emitter.put(f"  static constexpr bool stores = {'true' if rows.passes[-1].stores else 'false'};")
@@ -84,7 +84,7 @@ def _put_members(rows: Rows) -> None:
         emitter.put(f"  bool {name}_near;")
 
 
-def _put_run(emitter: Emitter) -> None:
+def _emit_run(emitter: Emitter) -> None:
     """What changes with the runs of a row."""
     emitter.put("  OG_FN void run() {")
     for load, kind in emitter.loads:
@@ -93,7 +93,7 @@ def _put_run(emitter: Emitter) -> None:
     emitter.put("  }")
 
 
-def _put_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
+def _emit_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
     """Adds what cpu/outer_reduction.h and cpu/grouped_reduction.h read: transposed operands, and groups of lanes.
 
     Args:

@@ -55,7 +55,7 @@ def emit_strips(emitter: Emitter) -> None:
     counts, addends = strips.slots.counts, ", Addend* sums" if emitter.sums else ""
     put(f"  using Strip = og::Strip<{sum(counts.values()) + strips.in_place}>;")
     for (function, dtype), name in strips.functions.items():
-        _put_function(emitter, function, dtype, name)
+        _emit_function(emitter, function, dtype, name)
     put(f"  OG_PLAIN OG_ONCE void strips(og::i64 i, og::i64 n{addends}) const {{")
     first = dict(zip([*counts, IN_PLACE], accumulate(counts.values(), initial=0), strict=True))
     put("    Strip s;")
@@ -70,7 +70,7 @@ def emit_strips(emitter: Emitter) -> None:
     put("  }")
 
 
-def _put_function(emitter: Emitter, function: Function, dtype: str, name: str) -> None:
+def _emit_function(emitter: Emitter, function: Function, dtype: str, name: str) -> None:
     """Adds what does a strip of a statement; its types are the same for all calls, so it is compiled once."""
     declared, given = "", ""
     for k, (kind, d) in enumerate(zip(function.types, function.dtypes, strict=True)):

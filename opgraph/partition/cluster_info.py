@@ -52,7 +52,7 @@ class ClusterInfo:
         self.placed = list(nodes.placed)
         self.refusals: dict[tuple[int, int], str] = {}
         self._apart: dict[int, set[tuple[int, int]]] = {}  # few clusters have any such edge
-        self._conflicts = frozenset(nodes.conflicts)
+        self._conflicts = frozenset(nodes.seen.conflicts)
         for edge in nodes.apart:
             for node in edge:
                 self._apart.setdefault(node, set()).add(edge)
@@ -125,8 +125,10 @@ class ClusterInfo:
         return [p for p, c in fewer if {find(p), find(c)} == {a, b}]
 
     def has_conflict(self, *clusters: int) -> bool:
-        """Whether one of these clusters has a node that some other node must not be with, whether an edge leads there
-        or not: of clusters that are joined at once, only edges are looked at."""
+        """Whether a node of these clusters must not be in one cluster with some other node.
+
+        No edge need lead from one to the other, so clusters that are joined all at once could hold both.
+        """
         return any(edge in self._conflicts for c in clusters for edge in self._apart.get(c, ()))
 
     def rows_differ(self, a: int, b: int) -> bool:

@@ -44,7 +44,6 @@ class Nodes:
         placed: why it cannot be computed inside a larger shape; "" where it can.
         reads: ids of the values of its shape whose data it reads.
         apart: edges that must not lie inside any cluster, (source, node), and pairs that must not be in one.
-        conflicts: these pairs: both read one tensor, with different axes.
         summed_like: nodes to whose shape others sum up, which must be in memory for that.
         mixed: shapes of which rows run along different axes.
         inside, seen, rows: see `Opened` and `Rows`.
@@ -74,7 +73,6 @@ class Nodes:
         for node, (op, tag) in enumerate(zip(self.ops, tags, strict=True)):
             self._know(node, op, tag)
         self.apart: set[tuple[int, int]] = set(self.seen.conflicts)
-        self.conflicts = self.seen.conflicts
         self.summed_like: set[int] = set()
         self._keep_apart(made)
         several: dict[Shape, set[tuple[int, ...]]] = {}

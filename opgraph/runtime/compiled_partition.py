@@ -10,9 +10,8 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.loops.lower import lower
 from opgraph.partition.partition import NATIVE, Partition
-from opgraph.runtime import array_exchange as exchange_module
 from opgraph.runtime.engine import Engine, Stream
-from opgraph.runtime.exchange_protocol import Exchange
+from opgraph.runtime.exchange_protocol import exchange_of
 from opgraph.runtime.fallback import host_runner
 from opgraph.runtime.foreign_nodes import check_onnx
 from opgraph.runtime.partition_arguments import bound
@@ -160,7 +159,7 @@ class CompiledPartition:
                 where="execute",
                 fix=f'pass og.Stream(og.Engine("{self.engine.kind}", {self.engine.index}))',
             )
-        exchange = self._exchange()
+        exchange = exchange_of(self.engine)
         wanted_in, wanted_out = self._tensors()
         ins = bound(inputs, wanted_in, "inputs", self.engine)
         outs = bound(outputs, wanted_out, "outputs", self.engine)
@@ -173,13 +172,6 @@ class CompiledPartition:
         for out, result in zip(outs, results, strict=True):
             exchange.assign(out, result)  # a library may have allocated its results itself
         exchange.written(tensors)
-
-    def _exchange(self) -> Exchange:
-        if self.engine.kind == "cuda":
-            from opgraph.runtime.cuda_exchange import CudaExchange
-
-            return CudaExchange(self.engine.index)
-        return exchange_module
 
 
 def _as_port(tensor: LogicalTensor, port: LogicalTensor) -> LogicalTensor:

@@ -20,7 +20,7 @@ from opgraph.runtime import cache as disk
 from opgraph.runtime import processor
 from opgraph.runtime.compiler_log import ops_of, told
 from opgraph.schedule.cpu_body import Form
-from opgraph.schedule.schedule import GROUPED
+from opgraph.schedule.schedule import GROUPS
 
 # No contraction: every fused multiply-add is written out, so that the CPU and the GPU do the same arithmetic.
 FLAGS = (
@@ -195,7 +195,7 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
             where="the CPU engine",
             fix="install g++ or clang, or: pip install 'opgraph[compiler]'",
         )
-    branches, grouped = source.form is Form.BRANCHES, source.schedule == GROUPED
+    branches, grouped = source.form is Form.BRANCHES, source.schedule in GROUPS
     flags = compiler.flags(flat=flat, branches=branches, grouped=grouped)
     name = (
         disk.key(

@@ -7,9 +7,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from opgraph.runtime import array_exchange
+from opgraph.runtime.engine import Engine
+
 
 class Exchange(Protocol):
-    """How arrays get in and out: the module `exchange` for the CPU, a CudaExchange for a GPU.
+    """How arrays get in and out: the module `array_exchange` for the CPU, a CudaExchange for a GPU.
 
     An array is what `imported` makes: a NumPy array, a DeviceArray.
     """
@@ -39,3 +42,12 @@ class Exchange(Protocol):
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any], like: Any, /) -> Any:
         """Zeros that take no memory to speak of, where `like` is."""
+
+
+def exchange_of(engine: Engine) -> Exchange:
+    """How arrays get in and out of an engine."""
+    if engine.kind == "cpu":
+        return array_exchange
+    from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
+
+    return CudaExchange(engine.index)

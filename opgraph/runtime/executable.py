@@ -13,7 +13,8 @@ from opgraph.partition.partition import FUSED, Partition, needed_for
 from opgraph.partition.partitioner import partition
 from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
-from opgraph.runtime.executable_builder import assembled, chained, defaults_on, exchange_of, may_lie_over
+from opgraph.runtime.exchange_protocol import exchange_of
+from opgraph.runtime.executable_builder import assembled, chained, defaults_on, may_lie_over
 from opgraph.runtime.graph_arguments import Ports
 from opgraph.runtime.memory_plan import MemoryPlan
 from opgraph.runtime.runner import Runner

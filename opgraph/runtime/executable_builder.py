@@ -9,7 +9,6 @@ from typing import Any
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.partition.partition import NATIVE, Partition
-from opgraph.runtime import array_exchange
 from opgraph.runtime.compiled_partition import runner
 from opgraph.runtime.constant_folding import ONNXRUNTIME
 from opgraph.runtime.cpu_placement import Wiring, wired
@@ -149,15 +148,6 @@ def may_lie_over(graph: Graph, steps: Sequence[Step]) -> list[frozenset[int]]:
         ]  # fmt: skip
         found.append(frozenset(places))
     return found
-
-
-def exchange_of(engine: Engine) -> Exchange:
-    """How arrays get in and out."""
-    if engine.kind == "cpu":
-        return array_exchange
-    from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy
-
-    return CudaExchange(engine.index)
 
 
 def defaults_on(graph: Graph, engine: Engine, exchange: Exchange) -> Mapping[str, Any]:

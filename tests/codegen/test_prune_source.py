@@ -18,6 +18,7 @@ from opgraph.codegen.sources import spliced
 from opgraph.ir import dtypes
 from opgraph.runtime import cpu_compiler
 from opgraph.schedule.cpu_body import Form
+from opgraph.schedule.schedule import GROUPS
 
 SKELETONS = sorted({skeleton for skeleton, _ in (*kernel._HOST.values(), *kernel._CUDA.values())})
 
@@ -92,7 +93,8 @@ def sources(text: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -
     load = cpu_compiler.load
 
     def noted(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
-        flags = compiler.flags(flat=flat, branches=source.form is Form.BRANCHES)
+        branches, grouped = source.form is Form.BRANCHES, source.schedule in GROUPS
+        flags = compiler.flags(flat=flat, branches=branches, grouped=grouped)
         found.append((source, [*compiler.command, *flags]))
         return load(source, labels, flat=flat)
 

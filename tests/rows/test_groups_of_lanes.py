@@ -143,6 +143,15 @@ def test_exponentials_over_lanes_are_no_calls() -> None:
     f(x=np.ones((2, 4, 4, 256), np.float32), g=np.ones(256, np.float32), b=np.ones(256, np.float32))
     assert followed(f)[-1] in GROUPS
     (source,) = f.kernels.values()
-    command = [*compiler.command, *compiler.flags(flat=False, branches=False), "-x", "c++", "-S", "-o", "-", "-"]
+    command = [
+        *compiler.command,
+        *compiler.flags(flat=False, branches=False, grouped=True),
+        "-x",
+        "c++",
+        "-S",
+        "-o",
+        "-",
+        "-",
+    ]
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
     assert "pass_of_groups" in done.stdout and "some_of_each" not in done.stdout

@@ -10,7 +10,7 @@ import network_calls  # noqa: E402
 from network_calls import CASES  # noqa: E402
 from random_networks import Text, drawn, problems, shrunk  # noqa: E402
 
-import opgraph.torch.graph.min_cut as saved  # noqa: E402
+from opgraph.torch.graph import min_cut  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -38,8 +38,8 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     lines = ["v0 = torch.tanh(y)", "F.silu(x, inplace=True)", "v1 = x * self.weight", "v2 = y.abs()"]
     text = Text(image=False, lines=lines, outputs=["v1", "v2"], cases=CASES[:2])
     assert list(problems(text, 0)) == []
-    monkeypatch.setattr(saved, "inputs_written_afterwards", lambda joint: [])
-    monkeypatch.setattr(saved, "clones_of_inputs", lambda joint: set())
+    monkeypatch.setattr(min_cut, "inputs_written_afterwards", lambda joint: [])
+    monkeypatch.setattr(min_cut, "clones_of_inputs", lambda joint: set())
     assert any("inplace operation" in problem for problem in problems(text, 0))
     small = shrunk(text, 0)
     assert small.lines == lines[1:3] and small.outputs == ["v1"] and small.cases == CASES[:1]
