@@ -16,7 +16,7 @@ from opgraph.torch.explain import FusionReport, explain
 from opgraph.torch.fuse import fuse
 from opgraph.torch.fuse_module import unfuse
 from opgraph.torch.inplace.check import check_inplace
-from opgraph.torch.inplace.wording import InplaceFinding, InplaceReport
+from opgraph.torch.inplace.findings import InplaceFinding, InplaceReport
 from opgraph.torch.memory.measure import saved_tensors
 from opgraph.torch.memory.report import MemoryReport
 from opgraph.torch.nn import Activation, SwiGLU, Swish

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -26,6 +26,14 @@ from opgraph.torch.memory.report import Kept, MemoryReport
 from opgraph.torch.memory.report_text import aligned, plural, recomputed_rows, size
 from opgraph.torch.tracing.guard_discovery import written
 from opgraph.torch.tracing.trace import trace
+
+Shape: TypeAlias = tuple[int, ...]
+#: What is said where there are graph breaks and no kernel.
+_NOTHING = """\
+  torch.compile captures nothing of a function with a graph break inside of a loop. What that function calls is
+  captured by itself: make the body of the loop a method, or fuse the modules that it calls: ogt.fuse(model.part)."""
+#: Rows of the tables of kept tensors and of what is computed again; the largest are shown.
+_MOST_ROWS = 20
 
 
 def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> FusionReport:
@@ -82,10 +90,9 @@ def _eager(model_or_fn: Callable[..., Any], inputs: Any, kwargs: Any) -> MemoryR
 
 
 def _fused(launch: Launch, run: Run) -> FusedCalls:
+    levels = zip(*(run.origins[n].module.split(".") for n in launch.nodes))
     return FusedCalls(
-        path=os.path.commonpath([run.origins[n].module.replace(".", os.sep) for n in launch.nodes]).replace(
-            os.sep, "."
-        ),
+        path=".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels)),
         calls=tuple(str(packet(n)).removeprefix("aten.") for n in launch.nodes),
         units=launch.units,
         inputs=tuple(p.size for p in launch.reads),
@@ -141,15 +148,6 @@ def _calls_of(module: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]] | No
         return None  # not of one tensor, or not pointwise
     units = tuple(u for p in graph.get_partitions() for u in p.units)
     return tuple(op.kind for op in graph.ops), units
-
-
-Shape: TypeAlias = tuple[int, ...]
-#: What is said where there are graph breaks and no kernel.
-_NOTHING = """\
-  torch.compile captures nothing of a function with a graph break inside of a loop. What that function calls is
-  captured by itself: make the body of the loop a method, or fuse the modules that it calls: ogt.fuse(model.part)."""
-#: Rows of the tables of kept tensors and of what is computed again; the largest are shown.
-_MOST_ROWS = 20
 
 
 @dataclass(frozen=True, slots=True)

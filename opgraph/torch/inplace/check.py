@@ -12,9 +12,9 @@ import torch
 from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import tree_iter, tree_map_only
 from opgraph.torch.autograd_function_hooks import functions_on_stack
-from opgraph.torch.inplace import wording
+from opgraph.torch.inplace import findings
+from opgraph.torch.inplace.findings import InplaceReport
 from opgraph.torch.inplace.observed_run import Overwrite, Watch, digest, memory_of, plain
-from opgraph.torch.inplace.wording import InplaceReport
 
 
 def check_inplace(
@@ -57,15 +57,15 @@ def check_inplace(
         unequal = _backwards(watch, result)
     named_so = getattr(fn, "__name__", "").endswith("_") or getattr(fn, "inplace", False) is True
     allowed = set(range(len(inputs))) if named_so or result is None else set(may_change)
-    findings = [
-        *(wording.operand(m) for m in watch.misreads),
-        *(wording.saved(s) for s in watch.spoilt),
-        *wording.functions(watch),
-        *(wording.hidden(m) for m in watch.hidden_reads),
-        *wording.second_backward(watch, unequal),
-        *(wording.argument(name, o) for index, name, o in changed if index not in allowed),
+    found = [
+        *(findings.operand(m) for m in watch.misreads),
+        *(findings.saved(s) for s in watch.spoilt),
+        *findings.functions(watch),
+        *(findings.hidden(m) for m in watch.hidden_reads),
+        *findings.second_backward(watch, unequal),
+        *(findings.argument(name, o) for index, name, o in changed if index not in allowed),
     ]
-    return InplaceReport(wording.distinct(findings))
+    return InplaceReport(findings.distinct(found))
 
 
 # -- running ----------------------------------------------------------------------------------------------------------

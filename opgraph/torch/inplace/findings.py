@@ -1,4 +1,4 @@
-"""The checker's observations, in sentences."""
+"""What the checker finds: its observations in sentences, and whether a custom Function's gradient is wrong."""
 
 from __future__ import annotations
 
