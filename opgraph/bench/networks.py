@@ -29,6 +29,8 @@ STEP_ALONE = "forward and backward"
 BRANCHES = "branches on parameters"
 
 OURS, EAGER, COMPILED, CHECKPOINTED = "opgraph", "torch eager", "torch.compile", "torch.utils.checkpoint"
+#: `ogt.fuse` with `memory="fast"`, which keeps more than `OURS`.
+FAST = "opgraph, fast"
 #: `ogt.fuse` of a module's forward, which is a function; `OURS` fuses the module.
 FUNCTION = "opgraph, a function"
 #: The part of what torch's partitioner would keep that these ways may keep.
@@ -71,8 +73,8 @@ class Network:
             MEMORY: (OURS, EAGER, COMPILED, CHECKPOINTED),
             FIRST: (OURS, COMPILED),
             BRANCHES: (OURS,),
-            STEP_BUDGETS: (OURS, EAGER, *budgets),
-            MEMORY_BUDGETS: budgets,
+            STEP_BUDGETS: (OURS, EAGER, FAST, *budgets),
+            MEMORY_BUDGETS: (FAST, *budgets),
         }[question]
 
 
@@ -148,6 +150,7 @@ def _compiled_within(part: float) -> Callable[[nn.Module, Network], nn.Module]:
 
 WAYS: Mapping[str, Way] = {
     OURS: Way(lambda model, _: ogt.fuse(model)),
+    FAST: Way(lambda model, _: ogt.fuse(model, memory="fast")),
     FUNCTION: Way(_function),
     EAGER: Way(_eager),
     COMPILED: Way(_compiled),
