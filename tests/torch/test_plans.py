@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from enum import Enum, IntEnum
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -295,7 +298,83 @@ def test_a_branch_on_what_is_drawn_runs_the_function_each_time() -> None:
         want = X * a if torch.rand(()) + a > 0.5 else X - a
         torch.manual_seed(3)
         assert close(counted(X, a), want)
-    assert counted.runs == 3 and "comes from rand" in counted.fused.why_rerun
+    assert counted.runs == 3 and "draws random numbers" in counted.fused.why_rerun
+
+
+def test_random_numbers_are_drawn_once_whatever_the_shape() -> None:
+    """A call that no plan serves draws none for having asked."""
+
+    def fn(x):
+        return x * torch.rand(())
+
+    fused = fuse(fn)
+    for seed, shape in enumerate([(4,), (6,), (2, 3), (6,), (4,)]):
+        x = torch.ones(shape)
+        torch.manual_seed(seed)
+        want = fn(x), torch.rand(())
+        torch.manual_seed(seed)
+        got = fused(x), torch.rand(())
+        assert all(map(torch.equal, got, want))
+
+
+def test_a_custom_op_is_called_once_a_call() -> None:
+    """It may count, or print."""
+    calls = []
+
+    @torch.library.custom_op("opgraph_tests::counting", mutates_args=())
+    def counting(a: torch.Tensor) -> torch.Tensor:
+        calls.append(a)
+        return a * len(calls)
+
+    a = torch.tensor(1.0)
+    fused = fuse(lambda x: x * torch.ops.opgraph_tests.counting(a))
+    assert [float(fused(torch.ones(n))[0]) for n in (2, 3, 2, 3)] == [1, 2, 3, 4]
+    assert "custom op" in fused.why_rerun
+
+
+class Mode(Enum):
+    """An enumeration whose methods read a global."""
+
+    SCALED = 2.0
+
+    @property
+    def factor(self) -> float:
+        return self.value * FACTOR
+
+    def scaled(self) -> float:
+        return self.factor
+
+    def __rmul__(self, other):
+        return other * self.factor
+
+
+class Plain(IntEnum):
+    """An enumeration without methods of its own."""
+
+    ONE = 1
+    TWO = 2
+
+
+MODE, PLAIN = Mode.SCALED, Plain.TWO
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x * MODE.factor, lambda x: x * MODE.scaled(), lambda x: x * (1.0 * MODE)],
+    ids=["property", "method", "operator"],
+)
+def test_what_an_enumeration_computes_is_computed_anew(fn, monkeypatch) -> None:
+    fused = fuse(fn)
+    for factor in (2.0, 3.0):
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
+        assert close(fused(X), X * 2 * factor)
+
+
+def test_a_member_of_an_enumeration_is_a_constant(monkeypatch) -> None:
+    counted = Counted(lambda x: x * PLAIN + (1 if PLAIN == 1 else 0))
+    assert close(counted(X), X * 2) and close(counted(X), X * 2) and counted.runs == 1
+    monkeypatch.setattr(sys.modules[__name__], "PLAIN", Plain.ONE)
+    assert close(counted(X), X + 1)
 
 
 def test_a_value_that_python_reads_otherwise_runs_the_function_each_time() -> None:

@@ -57,9 +57,8 @@ CHANGING = frozenset(
 #: Methods that no arithmetic calls.
 HARMLESS = frozenset(
     (
-        "__init__", "__new__", "__init_subclass__", "__post_init__", "__repr__", "__str__", "__dir__", "__eq__",
-        "__hash__", "__del__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__",
-        "__deepcopy__", "__replace__",
+        "__init__", "__new__", "__init_subclass__", "__post_init__", "__repr__", "__str__", "__dir__", "__del__",
+        "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__replace__",
     )
 )  # fmt: skip
 #: Classes whose operators do nothing but what names show.

@@ -196,7 +196,10 @@ class _Walk:
             if self.given & value.__dict__.keys():
                 raise NotKnown("an attribute that somebody gave a tensor")
             self.reads.tensors.append((place, value))
-        elif is_constant(value) or (isinstance(value, enum.Enum) and is_constant(value.value)):
+        elif is_constant(value):
+            self.reads.values.append((place, value))
+        elif isinstance(value, enum.Enum) and is_constant(value._value_):
+            self._member(value)
             self.reads.values.append((place, value))
         elif type(value) in (list, dict):
             self._container(value, place)
@@ -222,6 +225,18 @@ class _Walk:
         if self.given & guard_allowlist.CHANGING:
             raise NotKnown(f"a {type(value).__name__} that it may change")
         self.reads.copies.append((place, value.copy()))
+
+    def _member(self, value: enum.Enum) -> None:
+        """A member of an enumeration. Methods, properties and operators of its class may read anything."""
+        kind = type(value).__name__
+        if self.given & vars(value).keys():
+            raise NotKnown(f"an attribute of {value}")
+        for cls in type(value).__mro__:
+            for name, found in () if cls.__module__ in ("enum", "builtins") else vars(cls).items():
+                is_own = callable(found) and getattr(found, "__module__", None) not in (None, "enum", "builtins")
+                is_operator = name.startswith("__") and name not in guard_allowlist.HARMLESS
+                if name in self.given or (is_own and is_operator):
+                    raise NotKnown(f"{kind} has {name}")
 
     def _space(self, module: ModuleType) -> None:
         """A module of Python: what the names mean in it."""

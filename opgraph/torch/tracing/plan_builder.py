@@ -36,6 +36,8 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """
     if run.traced is None or run.leaf is None:
         raise NotKnown("it computes nothing from data")
+    if watch.has_drawn():  # a plan that finds only then that it does not apply would leave the next call other numbers
+        raise NotKnown("it draws random numbers")
     # Who asks for a shape may do anything with it. Those of the graph's inputs are looked up anyway.
     asks = run.asks or any(call.is_question for call in watch.calls)
     writer = _Writer({id(t) for t in run.tensors}, asks)
@@ -178,14 +180,14 @@ class _Writer:
     def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
         """Repeats the calls on real tensors, and compares what Python branched on.
 
-        Calls whose results nobody wants are repeated as well: they may draw random numbers, or fail.
+        Calls whose results nobody wants are repeated as well: they may fail.
 
         Args:
             wanted: what the graph reads.
             kept: what the function returns as it is.
 
         Raises:
-            NotKnown: a call told Python a value otherwise, or changed a tensor.
+            NotKnown: a call told Python a value otherwise, changed a tensor, or is a custom op.
         """
         made: dict[int, tuple[EagerCall, str]] = {}
         makers: list[EagerCall] = []
@@ -193,6 +195,8 @@ class _Writer:
         for call in calls:
             if call.changes:
                 raise NotKnown(f"{call.name} changes a tensor")
+            if call.is_custom:
+                raise NotKnown(f"it calls the custom op {call.func}")
             if call.is_question:
                 continue
             if is_condition(call):

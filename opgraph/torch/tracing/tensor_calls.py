@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPacket
 from opgraph.torch.tracing.proxy import QUESTIONS, Proxy, proxies
 
 #: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
@@ -75,6 +76,12 @@ class EagerCall:
         return self.name in QUESTIONS
 
     @property
+    def is_custom(self) -> bool:
+        """Whether it is an op of another library than torch, which may do something else each time."""
+        is_op = isinstance(self.func, (OpOverload, OpOverloadPacket))
+        return is_op and str(self.func).split(".")[0] not in ("aten", "prims")
+
+    @property
     def changes(self) -> bool:
         """Whether it changes a tensor."""
         return writes(self.func) or told_to_write(self.kwargs)
@@ -112,6 +119,15 @@ def _converted(
     return made if dtype is None and device is None else made.to(device=device, dtype=dtype or data.dtype)
 
 
+def _generator_states() -> list[torch.Tensor] | None:
+    """The states of torch's own random number generators; None while a CUDA graph is captured, which hides them."""
+    if not torch.cuda.is_initialized():
+        return [torch.get_rng_state()]
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+
+
 class Watch(TorchFunctionMode):
     """Notes the calls on real tensors while it is entered."""
 
@@ -119,6 +135,14 @@ class Watch(TorchFunctionMode):
         super().__init__()
         self.calls: list[EagerCall] = []
         self.paused = False
+        self._before = _generator_states()
+
+    def has_drawn(self) -> bool:
+        """Whether random numbers were drawn since this was made, or may have been."""
+        before, after = self._before, _generator_states()
+        if before is None or after is None or len(before) != len(after):
+            return True
+        return not all(map(torch.equal, before, after))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
