@@ -121,7 +121,7 @@ def _converted(
 
 def _generator_states() -> list[torch.Tensor] | None:
     """The states of torch's own random number generators; None while a CUDA graph is captured, which hides them."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return [torch.get_rng_state()]
     if torch.cuda.is_current_stream_capturing():
         return None
