@@ -1,0 +1,46 @@
+"""Random programs that change between calls: a few that nobody chose, and a planted fault that they find."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opinfo_interpreted import interpreted  # noqa: E402
+from random_programs import problem  # noqa: E402
+
+from opgraph.torch.tracing.guard_discovery import _Walk  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def without_a_compiler():
+    """What is traced and compared counts here; `random_programs.py --compiled` compiles kernels."""
+    with interpreted():
+        yield
+
+
+@pytest.mark.parametrize("way", ["function", "helpers"])
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_random_programs_do_what_they_do_unfused(first, way) -> None:
+    assert [problem(seed, way) for seed in range(first, first + 20)] == [""] * 20
+
+
+def test_a_random_program_as_a_module_does_what_it_does_unfused() -> None:
+    torch._dynamo.reset()
+    assert problem(1, "module") == ""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("way", ["function", "helpers"])
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_many_random_programs_do_what_they_do_unfused(first, way) -> None:
+    assert [found for seed in range(first, first + 100) if (found := problem(seed, way))] == []
+
+
+def test_a_planted_fault_is_found(monkeypatch) -> None:
+    """A plan that does not compare lists and dicts is stale where one changes."""
+    monkeypatch.setattr(_Walk, "_container", lambda self, value, place: None)
+    found = [found for seed in range(60) if (found := problem(seed, "function"))]
+    assert found and all("the result" in text for text in found)
