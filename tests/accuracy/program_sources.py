@@ -154,7 +154,8 @@ SOURCES: dict[str, Source] = {
     ),
     "an enumeration": Source(
         "$ng = $v\nclass $nc(enum.Enum):\n    A = 1.5\n    B = 0.5\n    @property\n"
-        "    def f(self): return $ng * self.value\n    def m(self): return $ng\n    def __call__(self, v): return v * $ng\n$n = $nc.A",
+        "    def f(self): return $ng * self.value\n    def m(self): return $ng\n"
+        "    def __call__(self, v): return v * $ng\n$n = $nc.A",
         ("$n.value", "$n.f", "$n.m()", "$n(2.0)", "(2.0 if $n is $nc.A else 3.0)", "$nc.A.value", "$nc.A.f", "len($nc)",
          "getattr($n, 'extra', 1.0)", "$nc['B'].value", "(2.0 if $n.name == 'A' else 3.0)"),
         ("$ng = $v", "$n = $nc.B", "$n = $nc.A", "$nc.m = lambda self: $v", "$n.extra = $v", "$nc.K = $v"),
