@@ -113,6 +113,32 @@ def test_totals_agree_with_the_hooks_to_the_byte(subject: tuple[Any, torch.Tenso
     assert all(k.op for k in report.kept)
 
 
+def test_what_torch_func_refuses_is_said_with_its_line() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.func.grad(lambda t: t.pow(3).sum())(x)
+
+    with pytest.raises(Unimplemented, match="fn calls torch") as raised:
+        ogt.saved_tensors(fn, torch.randn(3, requires_grad=True))
+    assert "test_memory.py" in str(raised.value)
+
+
+class CheckpointedDropout(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def block(t: torch.Tensor) -> torch.Tensor:
+            return functional.dropout(t.sigmoid(), 0.3, self.training) * t
+
+        return checkpoint(block, x.exp(), use_reentrant=False).sin()
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_random_op_that_backward_replays_is_counted(dry_run: bool) -> None:
+    """A captured graph runs it in an operator of higher order, which saves the state of the generator."""
+    model, x = ogt.fuse(CheckpointedDropout()), torch.randn(6, 8, requires_grad=True)
+    report = ogt.saved_tensors(model, x, dry_run=dry_run)
+    assert report.totals.kept == hooked_bytes(lambda: model(x), set())
+    assert report.peak.unexplained == 0
+
+
 def test_a_dry_run_says_what_a_real_run_measures(subject: tuple[Any, torch.Tensor]) -> None:
     model, x = subject
     real, dry = ogt.saved_tensors(model, x), ogt.saved_tensors(model, x, dry_run=True)

@@ -61,7 +61,8 @@ def saved_tensors(
 
     Raises:
         InvalidArguments: neither a module nor a function.
-        Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none.
+        Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none; or it calls
+            `torch.func.grad` and the like, which refuse saved-tensor hooks.
 
     Source: `torch.autograd.graph.saved_tensors_hooks` for what is kept, a dispatch mode for the memory over time.
     """
@@ -214,6 +215,14 @@ def _values_needed(dry_run: bool, label: str) -> Iterator[None]:
             f"a dry run knows shapes, not values, and {label} asks for one ({error.func})",
             where=line_raising(error) or label,
             fix="measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`",
+        ) from error
+    except RuntimeError as error:
+        if "don't yet support saved tensor hooks" not in str(error):
+            raise
+        raise Unimplemented(
+            f"{label} calls torch.func, which refuses the saved-tensor hooks that measure what is kept",
+            where=line_raising(error) or label,
+            fix="use torch.autograd.grad(..., create_graph=True) in its place, or measure other modules one by one",
         ) from error
 
 

@@ -20,6 +20,8 @@ from torch.fx import Node
 
 from opgraph.runtime.providers.torch_internals import (
     FakeTensor,
+    HigherOrderOperator,
+    OpOverload,
     TorchDispatchMode,
     is_tracing,
     tree_iter,
@@ -39,7 +41,7 @@ FORWARD, BACKWARD = "forward", "backward"
 #: steer Python branches, and must have values.
 MAX_REAL_ELEMENTS = 4096
 #: Ops that keep a workspace for backward whose size a library decides; on shapes alone it is empty.
-_WORKSPACES = frozenset(("aten::mkldnn_rnn_layer", "aten::_cudnn_rnn", "aten::miopen_rnn"))
+_WORKSPACES = frozenset(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"))
 
 
 class Sample(NamedTuple):
@@ -99,6 +101,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self._paused = False
         self._changed = False
 
+    #: Random ops that backward replays run in such operators.
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Without this, torch.compile would run its functions uncompiled for good, once seen under this mode."""
@@ -157,7 +162,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
     def _birth(self, func: Any) -> Birth:
         if self._origin is None:
-            return Birth(self._placing.place_now().module, func._schema.name.removeprefix("aten::"))
+            return Birth(self._placing.place_now().module, _name_of(func))
         return self._birth_from(self._origin)
 
     def _birth_from(self, origin: Origin) -> Birth:
@@ -171,8 +176,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             return func(*args, **kwargs)
         keeps = self._origin is None
         result = func(*args, **kwargs) if self.computes else _dry(func, args, kwargs, keeps_values=keeps)
-        if not self.computes and func._schema.name in _WORKSPACES:
-            self.uncounted.add(func._schema.name.removeprefix("aten::"))
+        if not self.computes and _name_of(func) in _WORKSPACES:
+            self.uncounted.add(_name_of(func))
         if self._paused or not any(isinstance(value, torch.Tensor) for value in tree_iter(result)):
             return result
         birth = self._birth(func)
@@ -215,6 +220,11 @@ def _placed(origin: Origin, places: Mapping[str, Place], now: str) -> Origin:
         return replace(origin, module=".".join(filter(None, (now, origin.module))))
     call = origin.module_call if origin.source else place.call
     return replace(origin, module=place.module, module_class=place.module_class, module_call=call)
+
+
+def _name_of(func: OpOverload[..., Any] | HigherOrderOperator) -> str:
+    """As in "native_dropout"; of an op of another library as in "library::name"."""
+    return str(func) if isinstance(func, HigherOrderOperator) else func._schema.name.removeprefix("aten::")
 
 
 def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_values: bool) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -14,8 +16,11 @@ import torch
 from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.torch.autograd_function_hooks import RUN
 
-#: torch's own files, and ours.
-LIBRARY = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen")
+#: torch's own files, ours, and Python's through which both call.
+LIBRARY = (
+    os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen",
+    contextlib.__file__, functools.__file__,
+)  # fmt: skip
 _GENERATED = (*LIBRARY, "<string>")
 #: The fix for most of what follows.
 OUTSIDE = "call it outside of the fused function, before or after"
