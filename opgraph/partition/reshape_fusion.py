@@ -171,6 +171,7 @@ class _Views:
         (frame,) = frames
         tensors = [*op.inputs, *op.outputs]
         ranks = [_rank(self.shapes[t.id]) for t in op.inputs]
+        rank = max(r or 0 for r in ranks)
         found: dict[int, Pieces] = {}
         aligned = False
         for index, tensor in enumerate(tensors):
@@ -183,7 +184,7 @@ class _Views:
                 others = (_rank(self.shapes[t.id]) or 0 for t in op.inputs if t.id != tensor.id)
                 if _rank(shape) != len(frame.shape) or max(others, default=0) == len(frame.shape):
                     continue  # it broadcasts to anything, and another operand says how many axes there are
-            pieces = frame.along_channel(shape) if along else frame.of(shape)
+            pieces = frame.along_channel(shape, rank) if along else frame.of(shape)
             if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
                 return ()
             if self.pieces.get(tensor.id, pieces) != pieces:

@@ -209,3 +209,26 @@ def test_statistics_of_a_groupnorm_have_the_axis_that_an_operand_of_one_element_
     assert [a.shape for a in listed(got)] == [a.shape for a in listed(want)] == [(1, 3)] * 3
     for one, other in zip(listed(got), listed(want), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Multiply(z, x)\n  t = Multiply(x, d)\n  n = GROUPS(s)\n"
+        "  y, g, h = BatchNormTrainingBackward(x, d, m, v, w, epsilon=0.25, data_format=NCX)",
+        "n = GROUPS(z)\n  s = Multiply(n, x)\n  p = PReLU(x, w, data_format=NCX)\n"
+        "  y = ReduceMean(p, axes=[0])\n  g = Neg(p)\n  h = SumTo(p, w, data_format=NCX)",
+    ],
+    ids=["batch norm", "a sum"],
+)
+def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str) -> None:
+    """`x` of three axes broadcasts to what a GroupNorm of four axes normalizes: its channels are that one's axis 2."""
+    norm = "groups=3, use_affine=false, keep_stats=false, data_format=NCX)"
+    body = body.replace("GROUPS(z)", f"GroupNorm(z, {norm}").replace("GROUPS(s)", f"GroupNorm(s, {norm}")
+    body = body.replace("NCX", '"NCX"')
+    inputs = "z: f32[2,3,3,3], x: f32[3,3,3], d: f32[3,3,3], m: f32[3], v: f32[3], w: f32[3]"
+    graph, rng = og.parse(f"graph({inputs}) -> (n, y, g, h)\n  {body}\n"), np.random.default_rng(0)
+    given = {t.name: rng.uniform(0.5, 2, t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
