@@ -232,3 +232,16 @@ def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str)
     got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
     for one, other in zip(listed(got), listed(want), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_axes_that_come_back_beside_other_rows_are_there() -> None:
+    """`d` follows from the rows of two loops, so it is a row value of neither, and it has one element in one axis."""
+    text = """graph(a: f64[1,?], b: f64[1,1]) -> (y)
+      m = ReduceMin(a, axes=[1])
+      s = ReduceSum(b, axes=[1])
+      d = Subtract(s, m)
+      y = StaticReshape(d, shape=[-1,1], special_zero=false)
+    """
+    given = {"a": np.array([[3.0, 1.0, 2.0]]), "b": np.array([[5.0]])}
+    got = og.compile(og.parse(text), device="cpu")(given)
+    assert got.tolist() == [[4.0]]
