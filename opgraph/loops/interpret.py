@@ -120,7 +120,10 @@ def _result(
     if record.index_of:
         return args[0]
     position = {"position": args.pop()} if record.by_position else {}
-    return meaning(*args, **position, **dict(s.attrs))
+    attrs = dict(s.attrs)
+    if record.channel_inputs:  # what lies along the channels has been given the loop's axes, or has those of its own
+        attrs["data_format"] = "NXC"
+    return meaning(*args, **position, **attrs)
 
 
 def _stored(loop: Loop, store: Store, value: Any, sizes: tuple[Shape, Sequence[Shape]], library: Library) -> np.ndarray:
