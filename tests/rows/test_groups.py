@@ -302,7 +302,7 @@ def test_a_reshape_of_no_elements_makes_the_shape_that_it_states(batch: int | st
     assert (got["y"].shape, got["z"].shape) == ((0, 6), (0,))
 
 
-#: Reshapes after which a kernel takes an axis for another one, which it is not where there are no elements.
+#: Where a kernel takes an axis for another one, or a factor for a number, which it is not where there are no elements.
 NOTHING = {
     "an axis is dropped": (
         "graph(x: f32[n,3,?], b: f32[]) -> (y, z, w)\n  a = Add(x, x)\n"
@@ -324,6 +324,17 @@ NOTHING = {
         "graph(x: f32[?,?,?], v: f32[0,1,8]) -> (z)\n  s = SumTo(x, x)\n"
         "  a = Slice(x, starts=[0], ends=[4], axes=[-1])\n  b = Sigmoid(a)\n  r = ReshapeTo(b, s)\n  z = SumTo(v, r)",
         {"x": (0, 1, 8), "v": (0, 1, 8)},
+    ),
+    "in another kernel with the axes of the reshape": (
+        "graph(x: f32[n,a,b,n], g: f32[a], v: f32[a]) -> (y, z)\n  m = ReduceMin(x, axes=[3], keep_dims=true)\n"
+        "  p = SoftMaxBackward(x, x, axis=-1)\n  t = Maximum(p, x)\n  s = SumTo(t, m)\n  l = LogSoftmax(x, axis=-2)\n"
+        "  r = ReshapeTo(l, s)\n  c = Less(r, m)\n  k = Neg(m)\n  d = Select(c, m, k)\n  z = Exp(s)\n"
+        '  w, q, y, i, j = BatchNormForwardTraining(d, g, v, epsilon=0.25, momentum=0.5, data_format="NCX")',
+        {"x": (3, 0, 2, 3), "g": (0,), "v": (0,)},
+    ),
+    "a sum of a product with a factor that is no number": (
+        "graph(x: f32[?,?]) -> (y, z)\n  p, q = SoftMax(x, axis=0)\n  y = SumTo(p, q)\n  z = Exp(q)",
+        {"x": (0, 3)},
     ),
 }
 
