@@ -173,6 +173,7 @@ class _Views:
         ranks = [_rank(self.shapes[t.id]) for t in op.inputs]
         rank = max(r or 0 for r in ranks)
         found: dict[int, Pieces] = {}
+        whole: dict[int, Pieces] = {}  # operands whose axes are not cut, whatever the others' are
         aligned = False
         for index, tensor in enumerate(tensors):
             shape = self.shapes[tensor.id]
@@ -183,7 +184,11 @@ class _Views:
             if tensor.id not in self.made and is_scalar_shape(shape) and shape != frame.shape:
                 others = (_rank(self.shapes[t.id]) or 0 for t in op.inputs if t.id != tensor.id)
                 if _rank(shape) != len(frame.shape) or max(others, default=0) == len(frame.shape):
-                    continue  # it broadcasts to anything, and another operand says how many axes there are
+                    # It broadcasts to anything, and another operand says how many axes there are.
+                    whole[tensor.id] = own = tuple((d,) for d in shape)
+                    if self.pieces.get(tensor.id, own) != own:
+                        return ()
+                    continue
             pieces = frame.along_channel(shape, rank) if along else frame.of(shape)
             if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
                 return ()
@@ -193,6 +198,7 @@ class _Views:
             return ()
         attrs = {**op.attrs, "data_format": "NXC"} if aligned else op.attrs
         self.rewritten[place] = Op.locked(op.id, op.kind, op.inputs, op.outputs, op.name, attrs)
+        self.pieces.update(whole)
         return self._enter(found, frame)
 
     def _reduction(self, place: int, op: Op) -> Iterable[int]:

@@ -245,3 +245,22 @@ def test_axes_that_come_back_beside_other_rows_are_there() -> None:
     given = {"a": np.array([[3.0, 1.0, 2.0]]), "b": np.array([[5.0]])}
     got = og.compile(og.parse(text), device="cpu")(given)
     assert got.tolist() == [[4.0]]
+
+
+def test_an_operand_of_one_element_has_as_many_axes_as_its_reader_says_whatever_a_reshape_cuts_elsewhere() -> None:
+    """`x` has three axes in the loop of `b`, where `a` comes from three axes, and two in that of `f`."""
+    text = """graph(z: f32[1,1,1], x: f32[1,1], w: f32[1,1], v: f32[1,1]) -> (b, f, h)
+      a = StaticReshape(z, shape=[1,1], special_zero=false)
+      b = LogSoftmaxBackward(a, x, axis=0)
+      c = Subtract(x, v)
+      d = ReduceMean(w, axes=[0], keep_dims=true)
+      e = Sigmoid(d)
+      f = Multiply(c, e)
+      h = Subtract(e, z)
+    """
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    for one, other in zip(listed(got), listed(want), strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=1e-5)
