@@ -172,6 +172,8 @@ class _Views:
         tensors = [*op.inputs, *op.outputs]
         ranks = [_rank(self.shapes[t.id]) for t in op.inputs]
         rank = max(r or 0 for r in ranks)
+        free = {t.id for t in op.inputs if self._is_one_element(t.id) and self.shapes[t.id] != frame.shape}
+        most = max((r or 0 for t, r in zip(op.inputs, ranks, strict=True) if t.id not in free), default=0)
         found: dict[int, Pieces] = {}
         whole: dict[int, Pieces] = {}  # operands whose axes are not cut, whatever the others' are
         aligned = False
@@ -181,14 +183,12 @@ class _Views:
             like_channel = record.family == "sum" and not is_input and record.lies_along_channel(1, ranks, op.attrs)
             along = record.lies_along_channel(index, ranks, op.attrs) if is_input else like_channel
             aligned |= along
-            if tensor.id not in self.made and is_scalar_shape(shape) and shape != frame.shape:
-                others = (_rank(self.shapes[t.id]) or 0 for t in op.inputs if t.id != tensor.id)
-                if _rank(shape) != len(frame.shape) or max(others, default=0) == len(frame.shape):
-                    # It broadcasts to anything, and another operand says how many axes there are.
-                    whole[tensor.id] = own = tuple((d,) for d in shape)
-                    if self.pieces.get(tensor.id, own) != own:
-                        return ()
-                    continue
+            if tensor.id in free and len(shape) <= most:
+                # It broadcasts to anything, and another operand says how many axes there are.
+                whole[tensor.id] = own = tuple((d,) for d in shape)
+                if self.pieces.get(tensor.id, own) != own:
+                    return ()
+                continue
             pieces = frame.along_channel(shape, rank) if along else frame.of(shape)
             if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
                 return ()
@@ -200,6 +200,10 @@ class _Views:
         self.rewritten[place] = Op.locked(op.id, op.kind, op.inputs, op.outputs, op.name, attrs)
         self.pieces.update(whole)
         return self._enter(found, frame)
+
+    def _is_one_element(self, id: int) -> bool:
+        """Whether no op makes it, and it has one element."""
+        return id not in self.made and is_scalar_shape(self.shapes[id])
 
     def _reduction(self, place: int, op: Op) -> Iterable[int]:
         src, dst = op.inputs[0], op.outputs[0]

@@ -264,3 +264,22 @@ def test_an_operand_of_one_element_has_as_many_axes_as_its_reader_says_whatever_
     for one, other in zip(listed(got), listed(want), strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "graph(c: boolean[1,1], x: f32[1,1], z: f32[3]) -> (n, m, v)\n  a = Select(c, x, z)\n"
+        "  n, m, v = GroupNorm(a, groups=3, use_affine=false)",
+        "graph(c: f32[2,2,4], x: f32[1,1], z: f32[4]) -> (n, t)\n  a = Add(x, z)\n"
+        "  n = GroupNorm(c, groups=2, use_affine=false, keep_stats=false)\n  u = Multiply(n, a)\n  t = SumTo(u, a)",
+    ],
+    ids=["two of them", "of fewer than the norm's"],
+)
+def test_operands_of_one_element_say_how_many_axes_there_are_where_no_other_one_does(text: str) -> None:
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype("?" if t.dtype == "boolean" else "f") for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    assert [a.shape for a in listed(got)] == [a.shape for a in listed(want)]
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
