@@ -27,8 +27,9 @@ class Viewed:
     Attributes:
         ops: those that are about pieces say so; a reshape between equal pieces has become a BroadcastTo.
         shapes: of every tensor; of pieces where its own ops have them.
+        axes: the shape of every tensor without pieces.
         pieces: of each tensor whose pieces are not its axes.
-        plain: for places of ops that read or make such tensors and are not about pieces, the shape that they are about.
+        plain: places of ops that read or make such tensors and are not about pieces.
         apart: for places of ops, the operands that are made with other pieces than they are read with.
         conflicts: pairs of places of ops that read one tensor with different axes: a loop reads it with one set.
         said: places of the ops that are about pieces.
@@ -37,12 +38,17 @@ class Viewed:
 
     ops: tuple[Op, ...]
     shapes: dict[int, Shape]
+    axes: dict[int, Shape]
     pieces: dict[int, Pieces]
-    plain: dict[int, Shape]
+    plain: frozenset[int]
     apart: dict[int, tuple[int, ...]]
     conflicts: tuple[tuple[int, int], ...]
     said: frozenset[int]
     reshapes: frozenset[int]
+
+    def shapes_at(self, place: int) -> dict[int, Shape]:
+        """The shapes that an op is about: those without pieces, if it is not about pieces but others at its tensors."""
+        return self.axes if place in self.plain else self.shapes
 
 
 def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int]) -> Viewed:
@@ -54,7 +60,7 @@ def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int])
     """
     candidates = cuttable(ops, shapes)
     if not candidates:
-        return Viewed(tuple(ops), shapes, {}, {}, {}, (), frozenset(), frozenset())
+        return Viewed(tuple(ops), shapes, shapes, {}, frozenset(), {}, (), frozenset(), frozenset())
     return _Views(ops, shapes, candidates, frozenset(inside)).viewed()
 
 
@@ -94,7 +100,7 @@ class _Views:
         cut = {id for id, p in self.pieces.items() if flat(p) != self.shapes[id]}
         made = {t.id: place for place, op in enumerate(self.ops) for t in op.outputs}
         near = sorted({place for id in cut for place in self.users[id]})
-        plain = {place: self._own_shape(place) for place in near if place not in self.rewritten}
+        plain = frozenset(place for place in near if place not in self.rewritten)
         apart: dict[int, tuple[int, ...]] = {}
         for place in near:
             differ = [
@@ -114,6 +120,7 @@ class _Views:
         return Viewed(
             tuple(self.rewritten.get(place, op) for place, op in enumerate(self.ops)),
             {**self.shapes, **{id: flat(p) for id, p in self.pieces.items()}},
+            self.shapes,
             {id: self.pieces[id] for id in cut},
             plain,
             apart,
@@ -124,11 +131,6 @@ class _Views:
 
     def _readers(self, id: int) -> list[int]:
         return [place for place in self.users[id] if any(t.id == id for t in self.ops[place].inputs)]
-
-    def _own_shape(self, place: int) -> Shape:
-        op = self.ops[place]
-        summed = opdef.of(op).family == "sum"
-        return self.shapes[(op.inputs if summed else op.outputs or op.inputs)[0].id]
 
     # -- what begins --------------------------------------------------------------------------------------------
 

@@ -283,3 +283,20 @@ def test_operands_of_one_element_say_how_many_axes_there_are_where_no_other_one_
     assert [a.shape for a in listed(got)] == [a.shape for a in listed(want)]
     for one, other in zip(listed(got), listed(want), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BiasAdd(z, w", "PReLU(z, w", "BroadcastTo(w, z"])
+def test_a_parameter_of_a_groupnorm_lies_along_the_channels_of_another_op_as_well(kind: str) -> None:
+    """That op is not taken into a larger loop, whose second axis is another one."""
+    graph = og.parse(
+        f"""graph(x: f32[2,3,3], w: f32[3], z: f32[3,3,3], u: f32[2,3,3,3]) -> (n, y)
+      n = GroupNorm(x, w, w, groups=3, keep_stats=false, data_format="NCX")
+      e = {kind}, data_format="NCX")
+      y = Multiply(e, u)
+    """
+    )
+    rng = np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
