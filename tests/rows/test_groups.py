@@ -407,3 +407,31 @@ def test_a_sum_to_ones_beside_groups_is_written_where_the_caller_says(like: str)
     f(given, out=outs)
     np.testing.assert_array_equal(outs["y"], made["y"])
     np.testing.assert_allclose(outs["s"], given["x"].sum(dtype=np.float64), rtol=1e-6)
+
+
+#: Reshapes of an axis into several of unknown size, beside what lies along one axis alone, which is not the last.
+ALONG_ONE = {
+    "an index": (
+        "graph(z: f32[?,3,?], u: f32[?]) -> (w, y)\n  m = ReduceMean(z, axes=[2], keep_dims=true)\n"
+        "  c = Subtract(z, m)\n  i = GenIndex(z, axis=0)\n  j: f32[?,3,?] = TypeCast(i)\n  y = Multiply(c, j)\n"
+        "  r = ReshapeTo(c, u)\n  w = Multiply(r, u)",
+        {"z": (4, 3, 5), "u": (60,)},
+    ),
+    "channels": (
+        "graph(q: f32[4,3], z: f32[?,3,?], u: f32[?], b: f32[3]) -> (p, w, y)\n  a = Add(q, b)\n"
+        "  d = StaticReshape(a, shape=[2,2,3], special_zero=false)\n  p = SoftMax(d, axis=1)\n"
+        "  m = ReduceMean(z, axes=[2], keep_dims=true)\n  c = Subtract(z, m)\n"
+        '  y = BiasAdd(c, b, data_format="NCX")\n  r = ReshapeTo(c, u)\n  w = Multiply(r, u)',
+        {"q": (4, 3), "z": (4, 3, 5), "u": (60,), "b": (3,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALONG_ONE)
+def test_what_lies_along_one_axis_does_not_tell_the_size_of_the_last_one(case: str) -> None:
+    text, shapes = ALONG_ONE[case]
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    got, want = og.compile(graph)(given), og.evaluate(graph, given)
+    for name, exact in want.items():
+        np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-5)
