@@ -226,7 +226,7 @@ class _Views:
         if self.pieces.get(dst.id, pieces) != pieces:
             return ()
         self.rewritten[place] = Op.locked(op.id, op.kind, (src,), op.outputs, op.name, attrs)
-        return () if made.is_plain else self._enter({dst.id: pieces}, made)
+        return self._enter_one(dst.id, pieces, made)
 
     def _without_axes(self, place: int, op: Op) -> Iterable[int]:
         """Axes of size 1 that come or go: their pieces do, too."""
@@ -244,7 +244,14 @@ class _Views:
             return ()
         self.rewritten[place] = op
         made = Frame(tuple(d for i, d in enumerate(shape) if i not in gone), left)
-        return () if made.is_plain else self._enter({narrow.id: left}, made)
+        return self._enter_one(narrow.id, left, made)
+
+    def _enter_one(self, id: int, pieces: Pieces, frame: Frame) -> Iterable[int]:
+        """Of a frame whose axes are not cut nothing follows, but that the tensor's are not for anybody."""
+        if frame.is_plain:
+            self.pieces[id] = pieces
+            return ()
+        return self._enter({id: pieces}, frame)
 
     def _enter(self, found: dict[int, Pieces], frame: Frame) -> list[int]:
         new = []

@@ -435,3 +435,22 @@ def test_what_lies_along_one_axis_does_not_tell_the_size_of_the_last_one(case: s
     got, want = og.compile(graph)(given), og.evaluate(graph, given)
     for name, exact in want.items():
         np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_rows_beside_one_reshape_may_be_reshaped_by_another_kernel() -> None:
+    """`d` is [4,5] to the kernel that makes it, beside [4,5,2,3], and [2,2,5] to the one that reads it."""
+    graph = og.parse(
+        """graph(x: f32[4,5,6], y: f32[4,5]) -> (n, d, s)
+      r = StaticReshape(x, shape=[4,5,2,3], special_zero=false)
+      n = SoftMax(r, axis=-1)
+      d = ReduceSum(x, axes=[2])
+      q = Add(y, d)
+      z = StaticReshape(q, shape=[2,2,5], special_zero=false)
+      s = SoftMax(z, axis=1)
+    """
+    )
+    rng = np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph)(given), og.evaluate(graph, given)
+    for name, exact in want.items():
+        np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-5)
