@@ -363,7 +363,7 @@ _LENGTHS = (16, 48, 64, 128, 256, 1024, 2048, 4096, 8192, 32_768, 65_536)
 #: Numbers of elements in all: one box, threads and pieces of long rows, a few boxes.
 _ELEMENTS = (32_768, 32_768, 65_536, 65_536, 100_000)
 #: Sizes of the axes of one seed where they are few.
-_FEW_SIZES = ((1, 2, 3), (1, 2, 2, 3), (1, 3), (2,), (3,), (4,), (1,), (1, 1, 2), (1, 2, 4), (1, 2, 3, 4, 6), (0, 1, 2, 3))
+_FEW_SIZES = ((1, 2, 3), (1, 2, 2, 3), (1, 3), (2,), (3,), (4,), (1,), (1, 1, 2), (1, 2, 4), (1, 2, 3, 4, 6), (0, 1, 2))
 #: Of so many seeds a part has such sizes, and their arrays have no more elements where one axis is long.
 _NEAR, _MOST = 0.14, 40_000
 
