@@ -37,7 +37,9 @@ def cut_shapes(loop: Loop, shapes: Sequence[Shape]) -> list[Shape]:
     """
     found = [_parts(load.cut, s) for load, s in zip(loop.loads, shapes, strict=True)]
     known: dict[int, int] = {}  # place from the end of the space -> size, as far as one operand alone tells
-    for load, sizes in zip(loop.loads, found, strict=True):
+    for load, sizes, shape in zip(loop.loads, found, shapes, strict=True):
+        if not load.broadcasts(shape):
+            continue  # an index, or one axis that is not the last
         for place, size in enumerate(reversed(spread(load, tuple(d for part in sizes for d in part)))):
             if size not in (1, -1):  # 1 may be broadcast
                 known[place] = size

@@ -14,7 +14,7 @@ import numpy as np
 from opgraph.ir import dtypes, opdef
 from opgraph.loops.axis_splits import has_cuts, run_cut, spread
 from opgraph.loops.loop import Load, Loop, Statement, Store
-from opgraph.loops.space import Shape, broadcasts, row_shape, space_of, summed_axes, summed_to
+from opgraph.loops.space import Shape, row_shape, space_of, summed_axes, summed_to
 from opgraph.ops.conversion import cast
 
 
@@ -87,7 +87,7 @@ def _loaded(load: Load, array: np.ndarray | None, space: Shape, library: Library
     """An operand with as many axes as the space, or fewer."""
     if load.is_position:
         return library.count(prod(space)).reshape(space)
-    if array is not None and broadcasts(load, array.shape):
+    if array is not None and load.broadcasts(array.shape):
         return library.taken(array).reshape(spread(load, array.shape))
     axis = min(1, len(space) - 1) if load.align == "channel" else load.axis % len(space)
     own = library.count(space[axis]) if array is None else library.taken(array)
@@ -120,7 +120,10 @@ def _result(
     if record.index_of:
         return args[0]
     position = {"position": args.pop()} if record.by_position else {}
-    return meaning(*args, **position, **dict(s.attrs))
+    attrs = dict(s.attrs)
+    if record.channel_inputs:  # what lies along the channels has been given the loop's axes, or has those of its own
+        attrs["data_format"] = "NXC"
+    return meaning(*args, **position, **attrs)
 
 
 def _stored(loop: Loop, store: Store, value: Any, sizes: tuple[Shape, Sequence[Shape]], library: Library) -> np.ndarray:

@@ -92,6 +92,10 @@ class Load:
         """Whether its value is where the element stands, which is computed instead of being read."""
         return self.align == "position"
 
+    def broadcasts(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of this shape broadcasts as in NumPy; one along the channel axis is 1-d."""
+        return self.align in ("right", "rows") or (self.align == "channel" and len(shape) != 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:

@@ -17,21 +17,16 @@ Strides: TypeAlias = tuple[int, ...]
 PLAIN = Load(name="", dtype="")
 
 
-def broadcasts(load: Load, shape: Shape) -> bool:
-    """Whether an operand broadcasts as in NumPy; one along the channel axis is 1-d."""
-    return load.align in ("right", "rows") or (load.align == "channel" and len(shape) != 1)
-
-
 def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     """The shape that the operands broadcast to.
 
     Raises:
         InvalidShape: they do not.
     """
-    plain = [spread(load, s) for load, s in zip(loads, shapes, strict=True) if broadcasts(load, s)]
+    plain = [spread(load, s) for load, s in zip(loads, shapes, strict=True) if load.broadcasts(s)]
     rank = max(map(len, plain), default=0)
     for load, shape in zip(loads, shapes, strict=True):
-        if load.align == "channel" and not broadcasts(load, shape):
+        if load.align == "channel" and not load.broadcasts(shape):
             plain.append((*shape, *[1] * (rank - 2)))
     try:
         dims = broadcast(plain) if plain else ()
@@ -101,7 +96,7 @@ def summed_axes(like: Load, shape: Shape, space: Shape) -> tuple[int, ...]:
 
 def aligned_strides(load: Load, shape: Shape, strides: Strides, rank: int) -> Strides:
     """Strides along the whole iteration space; 0 where the operand is broadcast."""
-    if broadcasts(load, shape):
+    if load.broadcasts(shape):
         shape, strides = spread(load, shape), spread(load, strides, 0)
         moved = [0 if d == 1 else s for d, s in zip(shape, strides, strict=True)]
         return (*[0] * (rank - len(shape)), *moved)

@@ -113,11 +113,12 @@ class Frame:
             found.append(cut if own == size else (1,) * len(cut))
         return tuple(found)
 
-    def along_channel(self, shape: Shape) -> Pieces | None:
-        """The same for one dimension that lies along axis 1."""
-        if len(shape) != 1 or len(self.shape) < 2 or shape[0] != self.shape[1]:
+    def along_channel(self, shape: Shape, rank: int) -> Pieces | None:
+        """The same for one dimension that lies along axis 1 of so many axes, the last ones of the frame."""
+        axis = len(self.shape) - rank + 1
+        if len(shape) != 1 or not 0 < axis < len(self.shape) or shape[0] != self.shape[axis]:
             return None
-        return (self.pieces[1], *[()] * sum(len(p) for p in self.pieces[2:]))
+        return (self.pieces[axis], *[()] * sum(len(p) for p in self.pieces[axis + 1 :]))
 
 
 def flat(pieces: Pieces) -> tuple[Size, ...]:

@@ -95,18 +95,18 @@ def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
 
 def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -> bool:
     """Whether one loop does the ops at some places."""
-    ops, shapes = [seen.ops[p] for p in places], seen.shapes
+    ops = [seen.ops[p] for p in places]
     tags = [rows.values[t.id] for op in ops for t in op.outputs if t.id in rows.values]
     spaces = {(tag.space, tag.axes) for tag in tags}
     if len(spaces) > 1 or any(set(pair) <= set(places) for pair in seen.conflicts):
         return False
-    space: Shape = next(iter(spaces))[0] if spaces else shapes[ops[-1].outputs[0].id]
+    space: Shape = next(iter(spaces))[0] if spaces else seen.shapes_at(places[-1])[ops[-1].outputs[0].id]
     made: set[int] = set()
     ended: set[int] = set()  # sums, which nothing inside may read
     for place, op in zip(places, ops, strict=True):
-        record = opdef.of(op)
+        record, shapes = opdef.of(op), seen.shapes_at(place)
         read = {t.id for t in op.inputs}
-        if read & ended or {*aligned_operands(op, shapes), *rows.misread(op), *seen.apart.get(place, ())} & made:
+        if read & ended or {*aligned_operands(op, seen.axes), *rows.misread(op), *seen.apart.get(place, ())} & made:
             return False
         if record.family == "sum" and rows.of(op) is None:
             if shapes[op.inputs[0].id] != space or op.inputs[1].id in rows.without_known_shape & made:

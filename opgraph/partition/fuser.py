@@ -80,13 +80,23 @@ class Cutter:
             own = self.clusters.find(node)
             if live[node]:
                 reads.setdefault(own, set()).update([v for v in values if made.get(v) != own])
-        found: dict[Shape, int] = {}
+        found: dict[tuple[Shape, Shape], int] = {}
         for cluster in list(self.clusters):
             if cluster not in reads or info.kinds[cluster][0] != FUSED or is_scalar_shape(info.shape[cluster]):
                 continue
-            first = self.clusters.find(found.setdefault(info.shape[cluster], cluster))
+            key = info.shape[cluster], self._shape_of_arrays(cluster)
+            first = self.clusters.find(found.setdefault(key, cluster))
             if first != cluster and len(reads[first] | reads[cluster]) <= MAX_READS:
                 self._join_readers(first, cluster, reads)
+
+    def _shape_of_arrays(self, cluster: int) -> Shape:
+        """The shape of a cluster that holds neither rows nor a reshape: its loop does not cut axes, so what only looks
+        alike once they are cut does not fit in; of others, the shape once they are."""
+        nodes, members = self.nodes, self.info.members[cluster]
+        if self.info.axes[cluster] is not None or any(node in nodes.seen.reshapes for node in members):
+            return self.info.shape[cluster]
+        op = nodes.ops[members[0]]
+        return nodes.seen.axes[(op.inputs if nodes.sums[members[0]] else op.outputs)[0].id]
 
     def _join_readers(self, a: int, b: int, reads: dict[int, set[int]]) -> None:
         if self.info.apart_between(a, b) or self.info.rows_differ(a, b):

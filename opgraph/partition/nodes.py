@@ -94,25 +94,24 @@ class Nodes:
             yield (*op.inputs, *(t for t in owner.inputs if t.id not in read))
 
     def _know(self, node: int, op: Op, tag: RowValue | None) -> None:
-        record, shapes = opdef.of(op), self.seen.shapes
+        record, shapes = opdef.of(op), self.seen.shapes_at(node)
         kind = (FUSED, OPGRAPH) if tag or record.is_pointwise else kind_and_provider(op)
         is_sum = record.family == SUM and tag is None
-        shape = self.seen.plain.get(node)
-        if shape is None and (tag or op.outputs):
-            shape = tag.space if tag else shapes[(op.inputs if is_sum else op.outputs)[0].id]
-        shape = () if shape is None else shape
+        shape: Shape = tag.space if tag else ()
+        if tag is None and op.outputs:
+            shape = shapes[(op.inputs if is_sum else op.outputs)[0].id]
         self.kinds.append(kind)
         self.sums.append(is_sum)
         self.shape.append(shape)
         self.cost.append(0 if is_scalar_shape(shape) else record.cost)
-        self.placed.append(_ROWS if tag else bound_to_its_shape(op, shapes))
+        self.placed.append(_ROWS if tag else bound_to_its_shape(op, self.seen.axes))
         self.reads.append(values_read(op, shapes, shape) if kind[0] == FUSED else [])
 
     def _keep_apart(self, made: dict[int, int]) -> None:
         with_rows = bool(self.rows.values)
         for node, op in enumerate(self.ops):
             if opdef.of(op).channel_inputs:
-                self._read_from_memory(aligned_operands(op, self.seen.shapes), node, made)
+                self._read_from_memory(aligned_operands(op, self.seen.axes), node, made)
             if with_rows:
                 self._read_from_memory(self.rows.misread(op), node, made)
             if self.sums[node] and op.inputs[1].id in self.rows.without_known_shape:

@@ -109,7 +109,7 @@ class Rows:
             tag = self.values.get(tensor.id)
             if tag is None:
                 is_row = own is not None and (is_view or own.form == "dropped") and opdef.of(op).row is None
-                if is_row and not is_scalar_shape(self.shapes[tensor.id]):
+                if is_row and self.shapes[tensor.id] != ():  # one element of some axes says how many the loop has
                     found.append(tensor.id)
             elif tag.form == "dropped" and own != tag and own != tag.in_form("kept"):
                 found.append(tensor.id)

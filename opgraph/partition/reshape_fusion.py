@@ -27,8 +27,9 @@ class Viewed:
     Attributes:
         ops: those that are about pieces say so; a reshape between equal pieces has become a BroadcastTo.
         shapes: of every tensor; of pieces where its own ops have them.
+        axes: the shape of every tensor without pieces.
         pieces: of each tensor whose pieces are not its axes.
-        plain: for places of ops that read or make such tensors and are not about pieces, the shape that they are about.
+        plain: places of ops that read or make such tensors and are not about pieces.
         apart: for places of ops, the operands that are made with other pieces than they are read with.
         conflicts: pairs of places of ops that read one tensor with different axes: a loop reads it with one set.
         said: places of the ops that are about pieces.
@@ -37,12 +38,17 @@ class Viewed:
 
     ops: tuple[Op, ...]
     shapes: dict[int, Shape]
+    axes: dict[int, Shape]
     pieces: dict[int, Pieces]
-    plain: dict[int, Shape]
+    plain: frozenset[int]
     apart: dict[int, tuple[int, ...]]
     conflicts: tuple[tuple[int, int], ...]
     said: frozenset[int]
     reshapes: frozenset[int]
+
+    def shapes_at(self, place: int) -> dict[int, Shape]:
+        """The shapes that an op is about: those without pieces, if it is not about pieces but others at its tensors."""
+        return self.axes if place in self.plain else self.shapes
 
 
 def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int]) -> Viewed:
@@ -54,7 +60,7 @@ def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int])
     """
     candidates = cuttable(ops, shapes)
     if not candidates:
-        return Viewed(tuple(ops), shapes, {}, {}, {}, (), frozenset(), frozenset())
+        return Viewed(tuple(ops), shapes, shapes, {}, frozenset(), {}, (), frozenset(), frozenset())
     return _Views(ops, shapes, candidates, frozenset(inside)).viewed()
 
 
@@ -94,7 +100,7 @@ class _Views:
         cut = {id for id, p in self.pieces.items() if flat(p) != self.shapes[id]}
         made = {t.id: place for place, op in enumerate(self.ops) for t in op.outputs}
         near = sorted({place for id in cut for place in self.users[id]})
-        plain = {place: self._own_shape(place) for place in near if place not in self.rewritten}
+        plain = frozenset(place for place in near if place not in self.rewritten)
         apart: dict[int, tuple[int, ...]] = {}
         for place in near:
             differ = [
@@ -114,6 +120,7 @@ class _Views:
         return Viewed(
             tuple(self.rewritten.get(place, op) for place, op in enumerate(self.ops)),
             {**self.shapes, **{id: flat(p) for id, p in self.pieces.items()}},
+            self.shapes,
             {id: self.pieces[id] for id in cut},
             plain,
             apart,
@@ -124,11 +131,6 @@ class _Views:
 
     def _readers(self, id: int) -> list[int]:
         return [place for place in self.users[id] if any(t.id == id for t in self.ops[place].inputs)]
-
-    def _own_shape(self, place: int) -> Shape:
-        op = self.ops[place]
-        summed = opdef.of(op).family == "sum"
-        return self.shapes[(op.inputs if summed else op.outputs or op.inputs)[0].id]
 
     # -- what begins --------------------------------------------------------------------------------------------
 
@@ -171,7 +173,11 @@ class _Views:
         (frame,) = frames
         tensors = [*op.inputs, *op.outputs]
         ranks = [_rank(self.shapes[t.id]) for t in op.inputs]
+        rank = max(r or 0 for r in ranks)
+        free = {t.id for t in op.inputs if self._is_one_element(t.id) and self.shapes[t.id] != frame.shape}
+        most = max((r or 0 for t, r in zip(op.inputs, ranks, strict=True) if t.id not in free), default=0)
         found: dict[int, Pieces] = {}
+        whole: dict[int, Pieces] = {}  # operands whose axes are not cut, whatever the others' are
         aligned = False
         for index, tensor in enumerate(tensors):
             shape = self.shapes[tensor.id]
@@ -179,11 +185,13 @@ class _Views:
             like_channel = record.family == "sum" and not is_input and record.lies_along_channel(1, ranks, op.attrs)
             along = record.lies_along_channel(index, ranks, op.attrs) if is_input else like_channel
             aligned |= along
-            if tensor.id not in self.made and is_scalar_shape(shape) and shape != frame.shape:
-                others = (_rank(self.shapes[t.id]) or 0 for t in op.inputs if t.id != tensor.id)
-                if _rank(shape) != len(frame.shape) or max(others, default=0) == len(frame.shape):
-                    continue  # it broadcasts to anything, and another operand says how many axes there are
-            pieces = frame.along_channel(shape) if along else frame.of(shape)
+            if tensor.id in free and len(shape) <= most:
+                # It broadcasts to anything, and another operand says how many axes there are.
+                whole[tensor.id] = own = tuple((d,) for d in shape)
+                if self.pieces.get(tensor.id, own) != own:
+                    return ()
+                continue
+            pieces = frame.along_channel(shape, rank) if along else frame.of(shape)
             if pieces is None or found.setdefault(tensor.id, pieces) != pieces:
                 return ()
             if self.pieces.get(tensor.id, pieces) != pieces:
@@ -192,7 +200,12 @@ class _Views:
             return ()
         attrs = {**op.attrs, "data_format": "NXC"} if aligned else op.attrs
         self.rewritten[place] = Op.locked(op.id, op.kind, op.inputs, op.outputs, op.name, attrs)
+        self.pieces.update(whole)
         return self._enter(found, frame)
+
+    def _is_one_element(self, id: int) -> bool:
+        """Whether no op makes it, and it has one element."""
+        return id not in self.made and is_scalar_shape(self.shapes[id])
 
     def _reduction(self, place: int, op: Op) -> Iterable[int]:
         src, dst = op.inputs[0], op.outputs[0]
@@ -213,7 +226,7 @@ class _Views:
         if self.pieces.get(dst.id, pieces) != pieces:
             return ()
         self.rewritten[place] = Op.locked(op.id, op.kind, (src,), op.outputs, op.name, attrs)
-        return () if made.is_plain else self._enter({dst.id: pieces}, made)
+        return self._enter_one(dst.id, pieces, made)
 
     def _without_axes(self, place: int, op: Op) -> Iterable[int]:
         """Axes of size 1 that come or go: their pieces do, too."""
@@ -231,7 +244,14 @@ class _Views:
             return ()
         self.rewritten[place] = op
         made = Frame(tuple(d for i, d in enumerate(shape) if i not in gone), left)
-        return () if made.is_plain else self._enter({narrow.id: left}, made)
+        return self._enter_one(narrow.id, left, made)
+
+    def _enter_one(self, id: int, pieces: Pieces, frame: Frame) -> Iterable[int]:
+        """Of a frame whose axes are not cut nothing follows, but that the tensor's are not for anybody."""
+        if frame.is_plain:
+            self.pieces[id] = pieces
+            return ()
+        return self._enter({id: pieces}, frame)
 
     def _enter(self, found: dict[int, Pieces], frame: Frame) -> list[int]:
         new = []

@@ -74,7 +74,7 @@ class InterpretedKernel:
         """Runs the loop; as `HostKernel.__call__`."""
         shapes = [a.shape for a in arrays]
         self._rules.check(shapes)
-        if self._rules.reshapes_nothing(shapes):
+        if self._rules.may_differ(shapes):
             results = _owned(self._rules.by_definition(arrays), arrays)
         else:
             loads = [arrays[s] if isinstance(s, int) else s for s in self._sources]

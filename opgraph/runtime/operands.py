@@ -85,14 +85,14 @@ class Operands:
     ) -> Layout | None:
         """The same for a call, with everything checked: `out_shapes` are those of the arrays that are given.
 
-        Returns: None where a reshape of no elements makes another shape than the loop; `by_definition` runs the ops.
+        Returns: None where the ops make another shape of no elements than the loop; `by_definition` runs them.
 
         Raises:
             InvalidShape: the shapes do not broadcast, an op does not take them, or the result's is another.
         """
         if self._rules is not None:
             self._rules.check(shapes)
-        may_differ = self._rules is not None and self._rules.reshapes_nothing(shapes)
+        may_differ = self._rules is not None and self._rules.may_differ(shapes)
         layout: Layout | None = None
         try:
             layout = self.layout(shapes, strides, out_strides or None)

@@ -36,6 +36,7 @@ class ShapeRules:
         ]
         self._ops = tuple(ops[: open_[-1]]) if open_ else ()
         self._needed = tuple(ops)
+        self._takes_elements_for_granted = bool(partition.rows.axes) or any(op.kind in RESHAPES for op in ops)
         self._ports, self._results = partition.input_ports, partition.output_ports
         self._accepted: Sequence[tuple[int, ...]] | None = None
 
@@ -45,12 +46,14 @@ class ShapeRules:
             inferred(self._ops, _of_shapes(self._ports, shapes))
             self._accepted = shapes
 
-    def reshapes_nothing(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Whether a reshape may make of these shapes what a kernel does not: of no elements any shape that has none.
+    def may_differ(self, shapes: Sequence[tuple[int, ...]]) -> bool:
+        """Whether the ops may make of these shapes, of no elements, what a kernel does not.
 
-        [0,3,5] becomes [0,3], where a kernel that takes the 5 for a 1 makes [0,15].
+        A reshape makes any shape that has none: [0,3,5] becomes [0,3], where a kernel that takes the 5 for a 1 makes
+        [0,15]. So does a kernel with rows beside such a reshape, whose axes it has. And a sum over rows of nothing is
+        0, also where a kernel takes a factor that is no number out of it.
         """
-        return any(0 in shape for shape in shapes) and any(op.kind in RESHAPES for op in self._needed)
+        return any(0 in shape for shape in shapes) and self._takes_elements_for_granted
 
     def results(self, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
         """The shapes that the ops make of arrays of these. Raises InvalidShape where an op does not take them."""

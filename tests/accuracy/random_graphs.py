@@ -37,7 +37,7 @@ from random_files import files
 from random_gradients import gradients
 from random_known import found_once
 from random_large import large_scenario
-from random_scenario import Scenario, scenario, square_scenario
+from random_scenario import Scenario, axes_scenario, scenario, square_scenario
 from random_shrink import shrunk
 from random_sizes import sizes
 from random_teams import teams
@@ -62,9 +62,11 @@ CHECKS: dict[str, Check] = {
 DRAWS: dict[str, Callable[[int], Scenario]] = {
     "small": scenario,
     "square": square_scenario,
+    "axes": axes_scenario,
     "large": large_scenario,
     "huge": partial(large_scenario, huge=True),
 }
+_SMALL = ("small", "square", "axes")
 #: Of one check, how many problems are told.
 _MOST = 5
 #: Seconds between two lines that say how far a run is.
@@ -126,7 +128,7 @@ class Run:
                     # Dynamo holds a lock while it compiles a function: nobody else could go on.
                     beside = [name for name in self.names if name != "torch"]
                     wrong: dict[int, bool] = {}
-                    at_once = _BESIDE if self.arrays in ("small", "square") else _LARGE_BESIDE
+                    at_once = _BESIDE if self.arrays in _SMALL else _LARGE_BESIDE
                     Together(at_once).run(partial(self._into, wrong, seed, beside) for seed in others)
                     for seed in others:
                         yield ("torch" in self.names and self._one(seed, ["torch"])) or wrong[seed]
@@ -171,7 +173,7 @@ def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tup
     """
     ran = wrong = 0
     coming, start = iter(seeds), time.monotonic()
-    most = _OF_A_PROCESS if run.arrays in ("small", "square") else _LARGE_OF_A_PROCESS
+    most = _OF_A_PROCESS if run.arrays in _SMALL else _LARGE_OF_A_PROCESS
     told_at, next_seed = start, -1
     going: dict[int, tuple[int, list[int]]] = {}  # by the pipe that a process writes to: the process and its seeds
     while True:
@@ -242,7 +244,7 @@ def main() -> int:
         "--arrays",
         choices=tuple(DRAWS),
         default="small",
-        help="how large most arrays are, or that all axes have one size; a seed is another graph in each",
+        help="how large most arrays are, or that all axes have one size, or few; a seed is another graph in each",
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     given = parser.parse_args()

@@ -209,3 +209,94 @@ def test_statistics_of_a_groupnorm_have_the_axis_that_an_operand_of_one_element_
     assert [a.shape for a in listed(got)] == [a.shape for a in listed(want)] == [(1, 3)] * 3
     for one, other in zip(listed(got), listed(want), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = Multiply(z, x)\n  t = Multiply(x, d)\n  n = GROUPS(s)\n"
+        "  y, g, h = BatchNormTrainingBackward(x, d, m, v, w, epsilon=0.25, data_format=NCX)",
+        "n = GROUPS(z)\n  s = Multiply(n, x)\n  p = PReLU(x, w, data_format=NCX)\n"
+        "  y = ReduceMean(p, axes=[0])\n  g = Neg(p)\n  h = SumTo(p, w, data_format=NCX)",
+    ],
+    ids=["batch norm", "a sum"],
+)
+def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str) -> None:
+    """`x` of three axes broadcasts to what a GroupNorm of four axes normalizes: its channels are that one's axis 2."""
+    norm = "groups=3, use_affine=false, keep_stats=false, data_format=NCX)"
+    body = body.replace("GROUPS(z)", f"GroupNorm(z, {norm}").replace("GROUPS(s)", f"GroupNorm(s, {norm}")
+    body = body.replace("NCX", '"NCX"')
+    inputs = "z: f32[2,3,3,3], x: f32[3,3,3], d: f32[3,3,3], m: f32[3], v: f32[3], w: f32[3]"
+    graph, rng = og.parse(f"graph({inputs}) -> (n, y, g, h)\n  {body}\n"), np.random.default_rng(0)
+    given = {t.name: rng.uniform(0.5, 2, t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_axes_that_come_back_beside_other_rows_are_there() -> None:
+    """`d` follows from the rows of two loops, so it is a row value of neither, and it has one element in one axis."""
+    text = """graph(a: f64[1,?], b: f64[1,1]) -> (y)
+      m = ReduceMin(a, axes=[1])
+      s = ReduceSum(b, axes=[1])
+      d = Subtract(s, m)
+      y = StaticReshape(d, shape=[-1,1], special_zero=false)
+    """
+    given = {"a": np.array([[3.0, 1.0, 2.0]]), "b": np.array([[5.0]])}
+    got = og.compile(og.parse(text), device="cpu")(given)
+    assert got.tolist() == [[4.0]]
+
+
+def test_an_operand_of_one_element_has_as_many_axes_as_its_reader_says_whatever_a_reshape_cuts_elsewhere() -> None:
+    """`x` has three axes in the loop of `b`, where `a` comes from three axes, and two in that of `f`."""
+    text = """graph(z: f32[1,1,1], x: f32[1,1], w: f32[1,1], v: f32[1,1]) -> (b, f, h)
+      a = StaticReshape(z, shape=[1,1], special_zero=false)
+      b = LogSoftmaxBackward(a, x, axis=0)
+      c = Subtract(x, v)
+      d = ReduceMean(w, axes=[0], keep_dims=true)
+      e = Sigmoid(d)
+      f = Multiply(c, e)
+      h = Subtract(e, z)
+    """
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    for one, other in zip(listed(got), listed(want), strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "graph(c: boolean[1,1], x: f32[1,1], z: f32[3]) -> (n, m, v)\n  a = Select(c, x, z)\n"
+        "  n, m, v = GroupNorm(a, groups=3, use_affine=false)",
+        "graph(c: f32[2,2,4], x: f32[1,1], z: f32[4]) -> (n, t)\n  a = Add(x, z)\n"
+        "  n = GroupNorm(c, groups=2, use_affine=false, keep_stats=false)\n  u = Multiply(n, a)\n  t = SumTo(u, a)",
+    ],
+    ids=["two of them", "of fewer than the norm's"],
+)
+def test_operands_of_one_element_say_how_many_axes_there_are_where_no_other_one_does(text: str) -> None:
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype("?" if t.dtype == "boolean" else "f") for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    assert [a.shape for a in listed(got)] == [a.shape for a in listed(want)]
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BiasAdd(z, w", "PReLU(z, w", "BroadcastTo(w, z"])
+def test_a_parameter_of_a_groupnorm_lies_along_the_channels_of_another_op_as_well(kind: str) -> None:
+    """That op is not taken into a larger loop, whose second axis is another one."""
+    graph = og.parse(
+        f"""graph(x: f32[2,3,3], w: f32[3], z: f32[3,3,3], u: f32[2,3,3,3]) -> (n, y)
+      n = GroupNorm(x, w, w, groups=3, keep_stats=false, data_format="NCX")
+      e = {kind}, data_format="NCX")
+      y = Multiply(e, u)
+    """
+    )
+    rng = np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
+    for one, other in zip(listed(got), listed(want), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

@@ -860,3 +860,26 @@ def test_an_op_that_reads_values_for_each_row_of_another_loop_is_not_torn_betwee
     assert [op.kind for op in last.ops] == [g.ops[-1].kind] and all(p.kind == "fused" for p in (*others, last))
     feeds = {str(t.name): np.random.default_rng(t.id).random(t.shape, np.float32) + 0.5 for t in g.inputs}
     np.testing.assert_allclose(og.compile(g)(feeds), og.evaluate(g, feeds), rtol=1e-5, atol=1e-4)
+
+
+def test_what_only_a_reshape_elsewhere_makes_alike_is_not_one_loop() -> None:
+    """`y` has the shape [6], which the loop of the mean takes for [2,3], and `e` has the shape [2,3]."""
+    graph = og.parse(
+        """graph(x: f32[6], b: f32[2,3]) -> (y, e, n)
+      y = Exp(x)
+      e = Exp(b)
+      k = StaticReshape(y, shape=[3,2], special_zero=false)
+      f = StaticTranspose(e, order=[1,0])
+      o = Concat(k, f, axis=0)
+      h = Slice(o, starts=[0], ends=[1], axes=[0])
+      l = StaticReshape(h, shape=[2], special_zero=false)
+      q = ReduceSum(l, axes=[0])
+      i = Add(x, q)
+      r = StaticReshape(i, shape=[2,3], special_zero=false)
+      m = ReduceMean(r, axes=[1], keep_dims=true)
+      n = Subtract(r, m)
+    """
+    )
+    parts = partition(graph, side_by_side=True).partitions
+    homes = [next(p.id for p in parts if any(t.name == name for t in p.output_ports)) for name in ("y", "e", "n")]
+    assert len(set(homes)) == 3

@@ -302,7 +302,7 @@ def test_a_reshape_of_no_elements_makes_the_shape_that_it_states(batch: int | st
     assert (got["y"].shape, got["z"].shape) == ((0, 6), (0,))
 
 
-#: Reshapes after which a kernel takes an axis for another one, which it is not where there are no elements.
+#: Where a kernel takes an axis for another one, or a factor for a number, which it is not where there are no elements.
 NOTHING = {
     "an axis is dropped": (
         "graph(x: f32[n,3,?], b: f32[]) -> (y, z, w)\n  a = Add(x, x)\n"
@@ -324,6 +324,17 @@ NOTHING = {
         "graph(x: f32[?,?,?], v: f32[0,1,8]) -> (z)\n  s = SumTo(x, x)\n"
         "  a = Slice(x, starts=[0], ends=[4], axes=[-1])\n  b = Sigmoid(a)\n  r = ReshapeTo(b, s)\n  z = SumTo(v, r)",
         {"x": (0, 1, 8), "v": (0, 1, 8)},
+    ),
+    "in another kernel with the axes of the reshape": (
+        "graph(x: f32[n,a,b,n], g: f32[a], v: f32[a]) -> (y, z)\n  m = ReduceMin(x, axes=[3], keep_dims=true)\n"
+        "  p = SoftMaxBackward(x, x, axis=-1)\n  t = Maximum(p, x)\n  s = SumTo(t, m)\n  l = LogSoftmax(x, axis=-2)\n"
+        "  r = ReshapeTo(l, s)\n  c = Less(r, m)\n  k = Neg(m)\n  d = Select(c, m, k)\n  z = Exp(s)\n"
+        '  w, q, y, i, j = BatchNormForwardTraining(d, g, v, epsilon=0.25, momentum=0.5, data_format="NCX")',
+        {"x": (3, 0, 2, 3), "g": (0,), "v": (0,)},
+    ),
+    "a sum of a product with a factor that is no number": (
+        "graph(x: f32[?,?]) -> (y, z)\n  p, q = SoftMax(x, axis=0)\n  y = SumTo(p, q)\n  z = Exp(q)",
+        {"x": (0, 3)},
     ),
 }
 
@@ -396,3 +407,50 @@ def test_a_sum_to_ones_beside_groups_is_written_where_the_caller_says(like: str)
     f(given, out=outs)
     np.testing.assert_array_equal(outs["y"], made["y"])
     np.testing.assert_allclose(outs["s"], given["x"].sum(dtype=np.float64), rtol=1e-6)
+
+
+#: Reshapes of an axis into several of unknown size, beside what lies along one axis alone, which is not the last.
+ALONG_ONE = {
+    "an index": (
+        "graph(z: f32[?,3,?], u: f32[?]) -> (w, y)\n  m = ReduceMean(z, axes=[2], keep_dims=true)\n"
+        "  c = Subtract(z, m)\n  i = GenIndex(z, axis=0)\n  j: f32[?,3,?] = TypeCast(i)\n  y = Multiply(c, j)\n"
+        "  r = ReshapeTo(c, u)\n  w = Multiply(r, u)",
+        {"z": (4, 3, 5), "u": (60,)},
+    ),
+    "channels": (
+        "graph(q: f32[4,3], z: f32[?,3,?], u: f32[?], b: f32[3]) -> (p, w, y)\n  a = Add(q, b)\n"
+        "  d = StaticReshape(a, shape=[2,2,3], special_zero=false)\n  p = SoftMax(d, axis=1)\n"
+        "  m = ReduceMean(z, axes=[2], keep_dims=true)\n  c = Subtract(z, m)\n"
+        '  y = BiasAdd(c, b, data_format="NCX")\n  r = ReshapeTo(c, u)\n  w = Multiply(r, u)',
+        {"q": (4, 3), "z": (4, 3, 5), "u": (60,), "b": (3,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALONG_ONE)
+def test_what_lies_along_one_axis_does_not_tell_the_size_of_the_last_one(case: str) -> None:
+    text, shapes = ALONG_ONE[case]
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    got, want = og.compile(graph)(given), og.evaluate(graph, given)
+    for name, exact in want.items():
+        np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sum_of_rows_beside_one_reshape_may_be_reshaped_by_another_kernel() -> None:
+    """`d` is [4,5] to the kernel that makes it, beside [4,5,2,3], and [2,2,5] to the one that reads it."""
+    graph = og.parse(
+        """graph(x: f32[4,5,6], y: f32[4,5]) -> (n, d, s)
+      r = StaticReshape(x, shape=[4,5,2,3], special_zero=false)
+      n = SoftMax(r, axis=-1)
+      d = ReduceSum(x, axes=[2])
+      q = Add(y, d)
+      z = StaticReshape(q, shape=[2,2,5], special_zero=false)
+      s = SoftMax(z, axis=1)
+    """
+    )
+    rng = np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    got, want = og.compile(graph)(given), og.evaluate(graph, given)
+    for name, exact in want.items():
+        np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-5)

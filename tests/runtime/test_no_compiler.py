@@ -136,3 +136,18 @@ def test_a_remainder_of_a_quotient_that_overflows_is_exact(dtype: str) -> None:
         with np.errstate(invalid="ignore"):
             (got,) = interpret(lower(graph.get_partitions()[0]).loop, [a, b], torch.TORCH)
             np.testing.assert_array_equal(got, og.evaluate(graph, {"a": a, "b": b}, dtype=None))
+
+
+@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.parametrize("kind", ["BiasAdd", "PReLU"])
+def test_without_a_compiler_channels_are_those_of_the_op_where_a_reshape_cuts_another_axis(kind: str) -> None:
+    """The second axis of x[6,3] is the third one of the loop over [2,3,3]."""
+    text = f"""graph(x: f32[6,3], w: f32[3]) -> (y)
+      p = {kind}(x, w, data_format="NCX")
+      r = StaticReshape(p, shape=[2,3,3], special_zero=false)
+      m = ReduceMean(r, axes=[1], keep_dims=true)
+      y = Subtract(r, m)
+    """
+    graph, rng = og.parse(text), np.random.default_rng(0)
+    given = {t.name: rng.normal(size=t.shape).astype(np.float32) for t in graph.inputs}
+    np.testing.assert_allclose(og.compile(graph, device="cpu")(given), og.evaluate(graph, given), atol=1e-6)

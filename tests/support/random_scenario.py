@@ -301,6 +301,32 @@ def square_scenario(seed: int) -> Scenario:
     return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
 
 
+def axes_scenario(seed: int) -> Scenario:
+    """The scenario of a seed whose axes have few sizes, 1 among them, and whose values have any number of axes: equal
+    sizes are one symbol, reshapes cut and join axes, and operands of one element say how many axes there are."""
+    from random_steps import AXES_STEPS, step
+
+    rng = random.Random(f"axes {seed}")
+    sizes = rng.choice(_FEW_SIZES)
+    shape = tuple(rng.choice(sizes) for _ in range(rng.choice((1, 2, 2, 3, 3, 3, 4, 4, 5))))
+    names = [f"n{size}" for size in shape if size > 1] if rng.random() < 0.4 else []
+    dims = tuple(f"n{size}" if f"n{size}" in names else size for size in shape)
+    bindings = [{name: int(name[1:]) for name in names}]
+    bindings += [{name: rng.choice((1, 2, 3, 4, 6)) for name in names} for _ in range(2 if names else 0)]
+    dtype = rng.choice(("f64", "f64", "f32", "f32", "f32", "bf16"))
+    grown = Growing(rng, dtype, dims, bindings, rng.random() < 0.7, reuses=True)
+    grown.feeds = [{} for _ in bindings]
+    grown.input(dtype)
+    for _ in range(rng.randint(0, 2)):
+        grown.input(dtype, dims[rng.randint(0, len(dims)) :])
+    if rng.random() < 0.4:
+        grown.input(dtype, (1,) * rng.randint(0, len(dims) + 1))
+    for _ in range(rng.choice((2, 3, 4, 5, 6, 8, 12))):
+        step(grown, AXES_STEPS)
+    choose_outputs(grown)
+    return Scenario(grown.graph.finalize(), grown.feeds, grown.smooth)
+
+
 def _other_sizes(rng: random.Random, dims: Sequence[int | str]) -> dict[str, int]:
     """Other sizes for the symbols of a shape, of no more elements than a value may have."""
     while True:
@@ -336,6 +362,8 @@ _COMMON = (1, 1, 2, 3, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
 _LENGTHS = (16, 48, 64, 128, 256, 1024, 2048, 4096, 8192, 32_768, 65_536)
 #: Numbers of elements in all: one box, threads and pieces of long rows, a few boxes.
 _ELEMENTS = (32_768, 32_768, 65_536, 65_536, 100_000)
+#: Sizes of the axes of one seed where they are few.
+_FEW_SIZES = ((1, 2, 3), (1, 2, 2, 3), (1, 3), (2,), (3,), (4,), (1,), (1, 1, 2), (1, 2, 4), (1, 2, 3, 4, 6), (0, 1, 2))
 #: Of so many seeds a part has such sizes, and their arrays have no more elements where one axis is long.
 _NEAR, _MOST = 0.14, 40_000
 

@@ -203,6 +203,56 @@ def _channel(grown: Growing) -> None:
         grown.add(kind, value, *parts, grown.input(value.dtype, dims, 0.5, 4.0), epsilon=0.001, data_format=layout)
 
 
+def _channel_in_training(grown: Growing) -> None:
+    """A norm over batches in training, and gradients of what lies along the channel axis."""
+    rng = grown.rng
+    wide = [t for t in grown.values if t.dtype == grown.dtype != "f16" and len(grown.shape(t)) > 1]
+    if not wide:
+        return
+    value = rng.choice(wide)
+    axis, layout = rng.choice(((1, "NCX"), (len(grown.shape(value)) - 1, "NXC")))
+    dims, whole = (grown.graph_dims(value)[axis],), grown.graph_dims(value)
+    affine = [grown.input(value.dtype, dims) for _ in range(rng.choice((0, 2)))]
+    how = rng.randrange(3)
+    if how == 0:
+        slope = grown.input(value.dtype, dims)
+        grown.add("PReLUBackward", value, slope, grown.input(value.dtype, whole), outputs=2, data_format=layout)
+        return
+    attrs: dict[str, Any] = {"epsilon": 0.25, "data_format": layout}
+    mean, variance = grown.input(value.dtype, dims), grown.input(value.dtype, dims, 0.5, 4.0)
+    if how == 1:
+        grown.add("BatchNormForwardTraining", value, mean, variance, *affine, outputs=5, momentum=0.5, **attrs)
+    else:
+        d, gamma = grown.input(value.dtype, whole), affine[:1]
+        grown.add("BatchNormTrainingBackward", value, d, mean, variance, *gamma, outputs=1 + 2 * len(gamma), **attrs)
+
+
+def _reshape(grown: Growing) -> None:
+    """The same elements in other axes, ones among them."""
+    rng = grown.rng
+    value = rng.choice(grown.values)
+    sizes = list(_reshaped(grown, grown.shape(value)))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        if 1 in sizes and rng.random() < 0.5:
+            sizes.remove(1)
+        else:
+            sizes.insert(rng.randint(0, len(sizes)), 1)
+    if len(sizes) < 6:
+        grown.add("StaticReshape", value, shape=tuple(sizes), special_zero=False)
+
+
+def _centered(grown: Growing) -> None:
+    """Values without the mean of their row, which loses its axes and gets them back."""
+    value = grown.value(_float(grown))
+    axes = _axes(grown, len(grown.shape(value)))
+    means = grown.add("ReduceMean", value, axes=axes, keep_dims=False)
+    back = grown.add("Unsqueeze", means[0], axes=axes) if means else []
+    low = grown.add("Subtract", value, back[0]) if back else []
+    squares = grown.add("Square", low[0]) if low else []
+    if squares:
+        grown.add("ReduceMean", squares[0], axes=axes, keep_dims=grown.rng.random() < 0.5)
+
+
 def _is_part(shape: tuple[int, ...], wide: tuple[int, ...]) -> bool:
     padded = (1,) * (len(wide) - len(shape)) + shape
     return len(shape) <= len(wide) and all(a in (1, b) for a, b in zip(padded, wide, strict=True))
@@ -390,4 +440,9 @@ LARGE_STEPS = {
 SQUARE_STEPS = {
     _any_pointwise: 2, _arithmetic: 12, _reduce: 6, _norm: 7, _sum: 5, _channel: 14, _unit: 3, _select: 2, _moved: 5,
     _cut: 1, _cast: 1,
+}  # fmt: skip
+#: Those for arrays of few sizes and any number of axes.
+AXES_STEPS = {
+    _arithmetic: 12, _reduce: 7, _norm: 5, _channel: 8, _channel_in_training: 4, _sum: 6, _moved: 5, _reshape: 5,
+    _centered: 3, _select: 2, _cut: 1, _cast: 1,
 }  # fmt: skip
