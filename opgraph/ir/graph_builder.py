@@ -16,7 +16,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 
 
-class Draft:
+class GraphBuilder:
     """Builds a graph op by op; equal ops on equal operands are one op.
 
     Args:
@@ -38,14 +38,14 @@ class Draft:
         self._inputs: list[LogicalTensor] = []
 
     @classmethod
-    def inside(cls, op: Op, first: int) -> Draft:
+    def inside(cls, op: Op, first: int) -> GraphBuilder:
         """For what an op is made of: on its own inputs, gradients of all wanted, with new ids from `first` on."""
-        draft = cls(Graph())
+        builder = cls(Graph())
         for tensor in op.inputs:
-            draft.graph._tables.enter_tensor(tensor)
-            draft.active.add(tensor.id)
-        draft.graph._tables.next_tensor = draft.graph._tables.next_op = first
-        return draft
+            builder.graph._tables.enter_tensor(tensor)
+            builder.active.add(tensor.id)
+        builder.graph._tables.next_tensor = builder.graph._tables.next_op = first
+        return builder
 
     def input(self, tensor: LogicalTensor) -> LogicalTensor:
         """Declares an input (or a constant), as it is."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from opgraph.errors import OpGraphError
 from opgraph.ir import opdef
-from opgraph.ir.graph_builder import Draft
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 
@@ -24,15 +24,15 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     if record.spelled is None:
         return ()
     plain = _without_layouts(op)
-    draft = Draft.inside(plain, _FIRST + _EACH * op.id)
+    builder = GraphBuilder.inside(plain, _FIRST + _EACH * op.id)
     try:
-        made = record.spelled(draft, plain)
+        made = record.spelled(builder, plain)
     except OpGraphError:  # no rank, say: the op runs as one
         return ()
     outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
     if len(outputs) < len(op.outputs):
         return ()
-    left = _without_casts_of_sums(draft.ops, outputs)
+    left = _without_casts_of_sums(builder.ops, outputs)
     ops: list[Op] = []
     found: set[int] = set()
     for inner in left:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from opgraph.ir.graph_builder import Draft
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.logical_tensor import LogicalTensor
 
 #: Pairs (boolean tensor, the value it must have), all of which must hold.
@@ -39,11 +39,11 @@ class Conditional:
     """Combines contributions.
 
     Args:
-        draft: where ops are added.
+        builder: where ops are added.
     """
 
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
+    def __init__(self, builder: GraphBuilder) -> None:
+        self._builder = builder
         self._tensors: dict[int, LogicalTensor] = {}
         self._ranks: dict[int, int] = {}  # when each was met first
 
@@ -56,7 +56,7 @@ class Conditional:
 
     def spread(self, conditions: Conditions, like: LogicalTensor, attrs: Mapping[str, Any]) -> Conditions:
         """The same conditions broadcast to a shape, as BroadcastTo does with these attributes."""
-        to = {id: self._draft("BroadcastTo", self._tensors[id], like, **attrs) for id, _ in self._path(conditions)}
+        to = {id: self._builder("BroadcastTo", self._tensors[id], like, **attrs) for id, _ in self._path(conditions)}
         return frozenset(self._when(to[id], holds) for id, holds in self._path(conditions))
 
     def total(self, parts: Sequence[Contribution]) -> Contribution:
@@ -87,7 +87,7 @@ class Conditional:
         values = [self.written(Contribution(v, c)) for c, v in own.items()]
         result = values[0]
         for value in values[1:]:
-            result = self._draft("Add", result, value)
+            result = self._builder("Add", result, value)
         return Contribution(result, common), own
 
     def _when(self, condition: LogicalTensor, holds: bool) -> tuple[int, bool]:
@@ -102,10 +102,10 @@ class Conditional:
         for conditions in alternatives:
             mask: LogicalTensor | None = None
             for id, value in self._path(conditions):
-                one = self._tensors[id] if value else self._draft("Not", self._tensors[id])
-                mask = one if mask is None else self._draft("And", mask, one)
+                one = self._tensors[id] if value else self._builder("Not", self._tensors[id])
+                mask = one if mask is None else self._builder("And", mask, one)
             assert mask is not None
-            found = mask if found is None else self._draft("Or", found, mask)
+            found = mask if found is None else self._builder("Or", found, mask)
         assert found is not None
         return found
 
@@ -115,7 +115,7 @@ class Conditional:
 
     def _add(self, groups: dict[Conditions, LogicalTensor], conditions: Conditions, value: LogicalTensor) -> None:
         known = groups.get(conditions)
-        groups[conditions] = value if known is None else self._draft("Add", known, value)
+        groups[conditions] = value if known is None else self._builder("Add", known, value)
 
     def _join_complements(self, groups: dict[Conditions, LogicalTensor]) -> None:
         """Joins what counts where c holds with what counts where it does not: Select(c, a, b), without an Add."""
@@ -126,7 +126,7 @@ class Conditional:
                 other = (conditions - {(id, holds)}) | {(id, not holds)}
                 if conditions in groups and other in groups:
                     yes, no = (conditions, other) if holds else (other, conditions)
-                    value = self._draft("Select", self._tensors[id], groups.pop(yes), groups.pop(no))
+                    value = self._builder("Select", self._tensors[id], groups.pop(yes), groups.pop(no))
                     rest = conditions - {(id, holds)}
                     self._add(groups, rest, value)
                     waiting.append(rest)  # the only one that may have found its complement by this
@@ -145,9 +145,9 @@ class Conditional:
                     continue
                 (id, holds), outer = path[-1], path[:-1]
                 value, other = sums.pop(path), sums.pop((*outer, (id, not holds)), 0.0)
-                value = self._draft("Select", self._tensors[id], *((value, other) if holds else (other, value)))
+                value = self._builder("Select", self._tensors[id], *((value, other) if holds else (other, value)))
                 if outer in sums:
-                    value = self._draft("Add", sums[outer], value)
+                    value = self._builder("Add", sums[outer], value)
                 else:
                     levels[depth - 1].append(outer)
                 sums[outer] = value
@@ -159,5 +159,5 @@ class Conditional:
         value = part.value
         for id, holds in sorted(part.conditions, reverse=True):
             condition = self._tensors[id]
-            value = self._draft("Select", condition, *((value, 0.0) if holds else (0.0, value)))
+            value = self._builder("Select", condition, *((value, 0.0) if holds else (0.0, value)))
         return value

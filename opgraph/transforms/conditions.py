@@ -14,7 +14,7 @@ from opgraph.ir import opdef
 from opgraph.ir.copy_graph import rebuilt
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
-from opgraph.ir.graph_builder import Draft
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ops.reduction_gradients import has_places, is_extreme
@@ -40,22 +40,22 @@ def with_conditions(graph: Graph) -> Conditioned:
     selections = [op for op in graph.ops if selects(op) and has_places(op)]
     if not asked and not selections:
         return Conditioned(graph)
-    draft = Draft(graph)
+    builder = GraphBuilder(graph)
     for tensor in (*graph.inputs, *graph.constants):
-        draft.input(tensor)
+        builder.input(tensor)
     for op in graph.ops:
-        draft.enter(op)
+        builder.enter(op)
     chosen: dict[int, frozenset[int]] = {}
     for op, rules in asked:
         values = _values(op)
         for tree, is_spelled in rules:
-            entered = [draft.expression(c, values, op.attrs) for c in _conditions(tree)]
+            entered = [builder.expression(c, values, op.attrs) for c in _conditions(tree)]
             ids = frozenset(c.id for c in entered if isinstance(c, LogicalTensor))
             if is_spelled:
                 chosen[op.id] = chosen.get(op.id, frozenset()) | ids
     for op in selections:
-        is_extreme(draft, op)
-    result = rebuilt(graph, draft.ops)
+        is_extreme(builder, op)
+    result = rebuilt(graph, builder.ops)
     result.set_outputs(graph.outputs)
     return Conditioned(result.finalize(), chosen)
 

@@ -9,7 +9,7 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.ir import dtypes, opdef
 from opgraph.ir.expression import Call, Expr, Num
 from opgraph.ir.graph import Graph
-from opgraph.ir.graph_builder import Draft
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.transforms.adjoint import Conditional, Conditions, Contribution
@@ -31,27 +31,27 @@ class Reverse:
         by_choice: Collection[int],
     ) -> None:
         self.source = graph
-        self.draft = Draft(graph)
-        self.conditional = Conditional(self.draft)
+        self.builder = GraphBuilder(graph)
+        self.conditional = Conditional(self.builder)
         self.from_outputs, self.by_choice = from_outputs, by_choice
-        #: What stands in the draft for each tensor of the graph.
+        #: What stands in the builder for each tensor of the graph.
         self.values: dict[int, LogicalTensor] = {}
         self.parts: dict[int, list[Contribution]] = {}
-        #: Tensors of the draft that a gradient is wanted of, because they depend on `wrt`.
-        self.active = self.draft.active
+        #: Tensors of the builder that a gradient is wanted of, because they depend on `wrt`.
+        self.active = self.builder.active
         #: Where the gradient of a value goes instead: of an op without a rule to the same value made of smaller ops, of
         #: a given value to the op that made it.
         self.stands_in: dict[int, int] = {}
         #: The given value that rules read in place of the one that the op here would make.
         self.given: dict[int, LogicalTensor] = {}
         for tensor in (*graph.inputs, *graph.constants):
-            self.values[tensor.id] = self.draft.input(tensor)
+            self.values[tensor.id] = self.builder.input(tensor)
         by_name = {port_name(t): t for t in graph.inputs}
         self.wrt = [(name, by_name[name]) for name in wrt]
         self.active.update(t.id for _, t in self.wrt)
         #: Forward values that are inputs here, by their id in the graph.
         self.kept: dict[int, LogicalTensor] = {}
-        self.masks = {i: self.draft(told.kind, self._keep(told.output), told.bound) for i, told in masks.items()}
+        self.masks = {i: self.builder(told.kind, self._keep(told.output), told.bound) for i, told in masks.items()}
         for op in graph.ops:
             if op.kind != "End":
                 self._forward(op, given)
@@ -59,7 +59,7 @@ class Reverse:
     def graph(self, outputs: Collection[str] | None) -> Graph:
         """The gradient graph."""
         seeds = []
-        forward = list(self.draft.ops)
+        forward = list(self.builder.ops)
         for tensor in self.source.outputs:
             value = self.values[tensor.id]
             is_given = outputs is None or port_name(tensor) in outputs
@@ -73,16 +73,16 @@ class Reverse:
                     where="gradient",
                     fix="rename the input or the output of the graph",
                 )
-            self._add(value, Contribution(self.draft.new_input(name, value)))
+            self._add(value, Contribution(self.builder.new_input(name, value)))
         for op in reversed(forward):
             self._reverse(op)
-        return self.draft.finish(self._results())
+        return self.builder.finish(self._results())
 
     # -- forward ------------------------------------------------------------------------------------------------
 
     def _forward(self, op: Op, given: Collection[int]) -> None:
         """Enters a forward op, and inputs in place of those of its results that are given."""
-        copied = self.draft.copy(op, self.values)
+        copied = self.builder.copy(op, self.values)
         self.values.update((t.id, made) for t, made in zip(op.outputs, copied.outputs, strict=True))
         is_active = any(t.id in self.active for t in copied.inputs)
         record = opdef.get(op.kind, where=op.label)
@@ -98,7 +98,7 @@ class Reverse:
                 self.given[made.id] = self.masks[tensor.id]
             elif tensor.id in given and made.id not in self.given:
                 value = self.given[made.id] = self._keep(tensor)
-                self.draft.stand_in(made, value)
+                self.builder.stand_in(made, value)
                 self.stands_in[value.id] = self.stands_in.get(made.id, made.id)
                 self.active.update({value.id} if made.id in self.active else ())
             self.values[tensor.id] = self.given.get(made.id, made)
@@ -106,28 +106,28 @@ class Reverse:
     def _keep(self, tensor: LogicalTensor) -> LogicalTensor:
         """The input that stands for a forward value."""
         if tensor.id not in self.kept:
-            self.kept[tensor.id] = self.draft.new_input(kept_name(self.source, tensor), tensor)
+            self.kept[tensor.id] = self.builder.new_input(kept_name(self.source, tensor), tensor)
         return self.kept[tensor.id]
 
     def _decompose(self, op: Op, record: opdef.OpDef) -> None:
         names = [p.name for p in record.with_optional(len(op.inputs))]
         tree = record.decompose(op.attrs, names)
         assert isinstance(tree, Call)
-        before = len(self.draft.ops)
-        root = self.draft.call(tree, dict(zip(names, self._aligned(record, op), strict=True)), op.attrs)
+        before = len(self.builder.ops)
+        root = self.builder.call(tree, dict(zip(names, self._aligned(record, op), strict=True)), op.attrs)
         self._activate(before)
         self.stands_in[op.outputs[0].id] = root.id
 
     def _spell(self, op: Op, speller: opdef.Speller) -> None:
         """Enters the same op in smaller ones, through which its gradient goes."""
-        before = len(self.draft.ops)
-        for tensor, made in zip(op.outputs, speller(self.draft, op), strict=True):
+        before = len(self.builder.ops)
+        for tensor, made in zip(op.outputs, speller(self.builder, op), strict=True):
             self.stands_in[tensor.id] = made.id
         self._activate(before)
 
     def _activate(self, before: int) -> None:
         """Marks what the ops entered since make, where it depends on `wrt`."""
-        for added in self.draft.ops[before:]:
+        for added in self.builder.ops[before:]:
             if any(t.id in self.active for t in added.inputs):
                 self.active.update(t.id for t in added.outputs if t.dtype in dtypes.FLOATS)
 
@@ -138,7 +138,7 @@ class Reverse:
         for index in record.channel_inputs:
             if record.lies_along_channel(index, ranks, op.attrs):
                 like = operands[1 - index]
-                operands[index] = self.draft("BroadcastTo", operands[index], like, **_channel(op))
+                operands[index] = self.builder("BroadcastTo", operands[index], like, **_channel(op))
         return operands
 
     # -- backward -----------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Reverse:
             written = [None if p is None else self.conditional.written_total(p) for p in parts]
             kept = tuple(self.given.get(t.id, t) for t in op.outputs)
             seen = Op.locked(op.id, op.kind, op.inputs, kept, op.name, op.attrs)
-            for tensor, value in zip(op.inputs, record.gradient(self.draft, seen, written), strict=True):
+            for tensor, value in zip(op.inputs, record.gradient(self.builder, seen, written), strict=True):
                 if value is not None and tensor.id in self.active:
                     self._to_operand(tensor, Contribution(value), {})
             return
@@ -205,13 +205,13 @@ class Reverse:
         if tree == Num(0):
             return []
         if isinstance(tree, Call) and tree.kind == "Select":
-            condition = self.draft.expression(tree.args[0], values, attrs)
+            condition = self.builder.expression(tree.args[0], values, attrs)
             assert isinstance(condition, LogicalTensor)
             if Num(0) in tree.args[1:]:
                 holds = tree.args[2] == Num(0)
                 inner = self.conditional.under(conditions, condition, holds)
                 return self._branches(tree.args[1 if holds else 2], values, attrs, inner, dtype)
-        value = self.draft.expression(tree, values, attrs, dtype)
+        value = self.builder.expression(tree, values, attrs, dtype)
         assert isinstance(value, LogicalTensor)
         return [Contribution(value, conditions)]
 
@@ -221,10 +221,10 @@ class Reverse:
         if channel or value.dims is None or value.dims != tensor.dims or None in value.dims:
             value = self.conditional.written(part)
             if (value.dtype, tensor.dtype) in (("bf16", "f32"), ("f16", "f32")):  # the sum is not rounded to 16 bits
-                value = self.draft("TypeCast", value, dtype="f32")
-            part = Contribution(value := self.draft("SumTo", value, tensor, **channel))
+                value = self.builder("TypeCast", value, dtype="f32")
+            part = Contribution(value := self.builder("SumTo", value, tensor, **channel))
         if value.dtype != tensor.dtype:
-            part = Contribution(self.draft("TypeCast", part.value, dtype=tensor.dtype), part.conditions)
+            part = Contribution(self.builder("TypeCast", part.value, dtype=tensor.dtype), part.conditions)
         self._add(tensor, part)
 
     def _results(self) -> dict[str, LogicalTensor]:
@@ -235,10 +235,10 @@ class Reverse:
             if tensor.id in self.parts:
                 value = self.conditional.written_total(self.parts[tensor.id])
             else:
-                zero = self.draft.graph.constant("", 0.0, dtype=tensor.dtype)
-                value = self.draft("BroadcastTo", zero, tensor)
-            if value.id in used or self.draft.graph.producer(value.id) is None:
-                (value,) = self.draft.fresh("BroadcastTo", value, tensor)
+                zero = self.builder.graph.constant("", 0.0, dtype=tensor.dtype)
+                value = self.builder("BroadcastTo", zero, tensor)
+            if value.id in used or self.builder.graph.producer(value.id) is None:
+                (value,) = self.builder.fresh("BroadcastTo", value, tensor)
             used.add(value.id)
             results[f"d_{name}"] = value
         return results

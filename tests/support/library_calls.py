@@ -10,7 +10,7 @@ import numpy as np
 
 import opgraph as og
 from opgraph.ir import dtypes, opdef
-from opgraph.ir.graph_builder import Draft
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.opdef import OpDef, Port, all_ops
 
 #: What a library runs: every native kind that is no loop over elements.
@@ -445,14 +445,14 @@ def feeds(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 def spelled(graph: og.Graph) -> og.Graph:
     """A graph of one op with the op spelled out; outputs are called y0, y1, ..."""
     (op,) = graph.ops
-    draft = Draft(graph)
+    builder = GraphBuilder(graph)
     for tensor in graph.inputs:
-        draft.input(tensor)
+        builder.input(tensor)
     speller = opdef.get(op.kind, where=op.label).spelled
     assert speller is not None
-    made = speller(draft, op)
+    made = speller(builder, op)
     assert [t.dtype for t in made] == [t.dtype for t in op.outputs]
     for tensor, wanted in zip(made, op.outputs, strict=True):
         if graph.inputs[0].has_known_shape:
             assert tensor.dims == wanted.dims
-    return draft.finish({f"y{i}": t for i, t in enumerate(made)})
+    return builder.finish({f"y{i}": t for i, t in enumerate(made)})
