@@ -8,35 +8,35 @@
 
 namespace og {
 
-enum { line = 16, rows_in_turn = 4 };  // elements of a row for which a lane's sums stay in registers
+enum { line = 16, unrolled_steps = 4 };  // elements of a row for which a lane's sums stay in registers
 
-// Adds s[0], s[apart], ... of `turn` neighbours in a row. Four floats are added up first, as in kernels/cpu/row_reductions.h.
-template <int turn, class F, int pass, int k>
-OG_FN void add_turn(AllAcross<F, pass, k, true>&, i64, const typename F::Addend*, int) {}
-template <int turn, class F, int pass, int k>
-OG_FN void add_turn(AllAcross<F, pass, k, false>& all, i64 i, const typename F::Addend* s, int apart) {
+// Adds s[0], s[apart], ... of `count` neighbours in a row. Four floats are added up first, as in kernels/cpu/row_reductions.h.
+template <int count, class F, int pass, int k>
+OG_FN void add_unrolled(LaneReductions<F, pass, k, true>&, i64, const typename F::Addend*, int) {}
+template <int count, class F, int pass, int k>
+OG_FN void add_unrolled(LaneReductions<F, pass, k, false>& all, i64 i, const typename F::Addend* s, int apart) {
   constexpr How how = F::how(pass, k);
-  if constexpr (turn == 4 && how == How::add && sizeof(*s) == sizeof(float)) {
+  if constexpr (count == 4 && how == How::add && sizeof(*s) == sizeof(float)) {
     all.own.add(i, (s[0] + s[2 * apart]) + (s[apart] + s[3 * apart]));
   } else {
-    for (int r = 0; r < turn; ++r) all.own.add(i, s[r * apart]);
+    for (int r = 0; r < count; ++r) all.own.add(i, s[r * apart]);
   }
-  add_turn<turn>(all.others, i, s + 1, apart);
+  add_unrolled<count>(all.others, i, s + 1, apart);
 }
 
-// Elements of `turn` neighbours in each lane's row, `step` apart.
-template <class F, int pass, int turn>
-OG_FN void some_of_each(const F& f, i64 n, i64 step, AllAcross<F, pass>& made, double* const* cell) {
+// Elements of `count` neighbours in each lane's row, `step` apart.
+template <class F, int pass, int count>
+OG_FN void several_elements_each(const F& f, i64 n, i64 step, LaneReductions<F, pass>& made, double* const* cell) {
   constexpr int n_reductions = F::reductions(pass), n_sums = pass + 1 == F::passes && F::stores ? F::sums : 0;
   constexpr int apart = n_reductions + n_sums + 1;
   OG_VECTORIZE
   for (i64 i = 0; i < n; ++i) {
-    typename F::Addend s[turn * apart];
-    each<turn>([&](auto r) OG_LAMBDA {
+    typename F::Addend s[count * apart];
+    each<count>([&](auto r) OG_LAMBDA {
       f.template element<pass, false, 1>(i, i + r.value * step, s + r.value * apart);
       for (int k = 0; k < n_sums; ++k) cell[k][i] += (double)s[r.value * apart + n_reductions + k];
     });
-    add_turn<turn>(made, i, s, apart);
+    add_unrolled<count>(made, i, s, apart);
   }
 }
 
@@ -44,7 +44,7 @@ OG_FN void some_of_each(const F& f, i64 n, i64 step, AllAcross<F, pass>& made, d
 template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Place<F>& place, const double* totals, double* made) {
   const Boxes& boxes = *all.boxes;
   const i64 rank = boxes.space.rank, last = rank - 1, along = rank - 2;
-  i64 step = 0;  // how far all elements of the next element of a row are: then some take turns
+  i64 step = 0;  // how far all elements of the next element of a row are: then the loop is unrolled
   bool even = !F::runs;
   for (int k = 0; k < F::operands; ++k) {
     if (!F::moves(k)) continue;
@@ -56,11 +56,11 @@ template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Plac
   Strips<F> strips = {all, place, 0, 0, {}};
   while (strips.next()) {
     strips.template start<pass>(totals);
-    AllAcross<F, pass> across[most_sides];
+    LaneReductions<F, pass> across[most_sides];
     for (i64 s = 0; s < strips.count; ++s) across[s].start();
     do {
       for (i64 r = 0; r < place.extent[along];) {
-        const bool turns = even && place.extent[along] - r >= rows_in_turn;
+        const bool is_unrolled = even && place.extent[along] - r >= unrolled_steps;
         for (i64 s = 0; s < strips.count; ++s) {
           const i64 n = strips.lanes(s);
           double* cell[F::sums + 1];
@@ -68,19 +68,19 @@ template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Plac
             cell[k] = place.cell[k] + strips.lane(s) * boxes.sum(k).strides[last] + r * boxes.sum(k).strides[along];
           strips.move(s, r);
           strips.f[s].run();
-          if (turns) {
-            for (i64 t = rows_in_turn; t < 2 * rows_in_turn; ++t)
+          if (is_unrolled) {
+            for (i64 t = unrolled_steps; t < 2 * unrolled_steps; ++t)
               for (i64 i = 0; i < n; i += line) strips.f[s].ahead(t * step + i);
           }
-          if (!turns) {
-            some_of_each<F, pass, 1>(strips.f[s], n, 0, across[s], cell);
+          if (!is_unrolled) {
+            several_elements_each<F, pass, 1>(strips.f[s], n, 0, across[s], cell);
           } else if (n == side) {
-            some_of_each<F, pass, rows_in_turn>(strips.f[s], side, step, across[s], cell);
+            several_elements_each<F, pass, unrolled_steps>(strips.f[s], side, step, across[s], cell);
           } else {
-            some_of_each<F, pass, rows_in_turn>(strips.f[s], n, step, across[s], cell);
+            several_elements_each<F, pass, unrolled_steps>(strips.f[s], n, step, across[s], cell);
           }
         }
-        r += turns ? (i64)rows_in_turn : 1;
+        r += is_unrolled ? (i64)unrolled_steps : 1;
       }
     } while (place.next(boxes, last - all.row_rank, along));
     for (i64 s = 0; s < strips.count; ++s) {

@@ -126,10 +126,10 @@ template <class F> constexpr bool only_writes() {
   return has_lanes<F>::value && F::stores && F::sums == 0 && F::passes > 1 && F::reductions(F::passes - 1) == 0;
 }
 
-// Rows that take turns in their last pass, so many columns each: what all rows have in common, the weights of a norm say, is
+// Rows whose last passes are interleaved, so many columns each: what all rows have in common, the weights of a norm say, is
 // then read from the second cache once for all of them. That pays where one row of everything fills the first cache.
-enum { turns = 4, turn = 1024, first_cache = 32 * 1024 };
-template <class F> OG_FN int rows_in_turns(const Space& space) {
+enum { interleaved_rows = 4, interleaved_columns = 1024, first_cache = 32 * 1024 };
+template <class F> OG_FN int interleaved(const Space& space) {
   const i64 rank = space.rank;
   i64 common = 0, along = 0;
   for (int k = 0; k < F::operands; ++k) {
@@ -138,19 +138,19 @@ template <class F> OG_FN int rows_in_turns(const Space& space) {
     common += step[rank - 1] != 0 && (rank == 1 || step[rank - 2] == 0);
   }
   const i64 bytes = along * space.inner * (i64)sizeof(float);
-  if (bytes * turns <= first_cache) return turns;
-  return common > 0 && bytes > first_cache && space.inner * turns <= together_elements ? turns : 1;
+  if (bytes * interleaved_rows <= first_cache) return interleaved_rows;
+  return common > 0 && bytes > first_cache && space.inner * interleaved_rows <= together_elements ? interleaved_rows : 1;
 }
 
 // The rows of a box, one run each.
 template <class F> OG_FN void rows_by_turns(F& f, const Boxes& boxes, Place<F>& place) {
   const i64 width = boxes.space.inner;
-  const int most = rows_in_turns<F>(boxes.space);
+  const int most = interleaved<F>(boxes.space);
   for (bool more = true; more;) {
-    F rows[turns];
+    F rows[interleaved_rows];
     const auto begin = [&](F& g) { to_last_pass(g, boxes, place); };
     const int count = rows_of_same_cells(f, boxes, place, rows, (double**)nullptr, most, more, begin);
-    const i64 part = most > 1 ? (i64)turn : width;
+    const i64 part = most > 1 ? (i64)interleaved_columns : width;
     const bool back = width > near_elements;
     const i64 parts = (width + part - 1) / part;
     for (i64 p = 0; p < parts; ++p) {

@@ -4,7 +4,7 @@
 
 // The CPU skeleton of a loop over rows that lie side by side (schedule/interleaved_rows.py): lane i of a vector is row i of
 // `side` neighbours. The axes are those outside, those of a row, and last that of the lanes. An operand whose lanes lie far
-// apart while elements of a row lie together is turned: a tile of it is copied so that lanes are neighbours, and back.
+// apart while elements of a row lie together is transposed: a tile of it is copied so that lanes are neighbours, and back.
 // Each row is reduced in the order of its elements, so the bits do not depend on its neighbours.
 
 namespace og {
@@ -51,9 +51,9 @@ template <class T> struct Across<How::largest, T> : ExtremeAcross<T, 1> {};
 template <class T> struct Across<How::smallest, T> : ExtremeAcross<T, -1> {};
 
 // The reductions of a pass.
-template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> struct AllAcross {
+template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> struct LaneReductions {
   Across<F::how(pass, k), typename F::Addend> own;
-  AllAcross<F, pass, k + 1> others;
+  LaneReductions<F, pass, k + 1> others;
   OG_FN void start() {
     own.start();
     others.start();
@@ -67,7 +67,7 @@ template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> st
     others.results(to + 1);
   }
 };
-template <class F, int pass, int k> struct AllAcross<F, pass, k, true> {
+template <class F, int pass, int k> struct LaneReductions<F, pass, k, true> {
   OG_FN void start() {}
   OG_FN void add(i64, const typename F::Addend*) {}
   OG_FN void results(double (*)[side]) const {}
@@ -76,13 +76,13 @@ template <class F, int pass, int k> struct AllAcross<F, pass, k, true> {
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 
 // Copies operands of `bytes` each: lanes by elements of the caller's memory into a tile, or back.
-OG_FN void turn_in(void* tile, const void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
+OG_FN void load_transposed(void* tile, const void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
   if (bytes == 1) transpose((u8*)tile, side, 1, (const u8*)memory, lane, along, lanes_, length);
   if (bytes == 2) transpose((u16*)tile, side, 1, (const u16*)memory, lane, along, lanes_, length);
   if (bytes == 4) transpose((u32*)tile, side, 1, (const u32*)memory, lane, along, lanes_, length);
   if (bytes == 8) transpose((u64*)tile, side, 1, (const u64*)memory, lane, along, lanes_, length);
 }
-OG_FN void turn_out(const void* tile, void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
+OG_FN void store_transposed(const void* tile, void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
   if (bytes == 1) transpose((u8*)memory, lane, along, (const u8*)tile, side, 1, length, lanes_);
   if (bytes == 2) transpose((u16*)memory, lane, along, (const u16*)tile, side, 1, length, lanes_);
   if (bytes == 4) transpose((u32*)memory, lane, along, (const u32*)tile, side, 1, length, lanes_);
@@ -91,8 +91,8 @@ OG_FN void turn_out(const void* tile, void* memory, int bytes, i64 lane, i64 alo
 
 // ---- up to `side` rows -----------------------------------------------------------------------------------------------
 
-// The walk of rows of which one element each is at hand: where operands lie, turned ones in tiles, and their strides.
-template <class F> struct Beside {
+// The walk of rows of which one element each is at hand: where operands lie, transposed ones in tiles, and their strides.
+template <class F> struct LaneRows {
   const Boxes* boxes;
   i64 row_rank, length, lanes_;
   void* base[F::operands];
@@ -101,7 +101,7 @@ template <class F> struct Beside {
 
 // One element of each row. `cell` and `rests` are those of the sums, in the last pass.
 template <class F, int pass, bool keep>
-OG_FN void one_of_each(const F& f, i64 n, AllAcross<F, pass>& all, double* const* cell, const i64* rests) {
+OG_FN void one_element_each(const F& f, i64 n, LaneReductions<F, pass>& all, double* const* cell, const i64* rests) {
   using Addend = typename F::Addend;
   constexpr bool writes = pass + 1 == F::passes && F::stores;
   constexpr int n_reductions = F::reductions(pass), n_sums = writes ? F::sums : 0;
@@ -128,7 +128,7 @@ OG_FN void one_of_each(const F& f, i64 n, AllAcross<F, pass>& all, double* const
 }
 
 template <class F, bool keep, int pass = 0>
-OG_FN void passes_outer(F& f, const Beside<F>& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
+OG_FN void passes_outer(F& f, const LaneRows<F>& walk, const i64* offset, double* const* cell, const i64* rests, char* memory) {
   if constexpr (pass < F::passes) {
     constexpr int n = F::operands, m = F::sums;
     constexpr i64 room = F::kept_bytes ? keep_bytes / (F::kept_bytes ? F::kept_bytes : 1) / 8 * 8 : 0;
@@ -138,16 +138,16 @@ OG_FN void passes_outer(F& f, const Beside<F>& walk, const i64* offset, double* 
     for (int k = 0; k < n; ++k) own[k] = offset[k];
     for (int k = 0; k < m; ++k) cells[k] = cell[k];
     for (i64 d = 0; d < walk.row_rank; ++d) at[d] = 0;
-    AllAcross<F, pass> all;
+    LaneReductions<F, pass> all;
     all.start();
     for (i64 number = 0;;) {
       f.move(walk.base, own);
       f.run();
       if constexpr (keep) f.keep(memory, room, number * side);
       if (walk.lanes_ == side) {
-        one_of_each<F, pass, keep>(f, side, all, cells, rests);
+        one_element_each<F, pass, keep>(f, side, all, cells, rests);
       } else {
-        one_of_each<F, pass, keep>(f, walk.lanes_, all, cells, rests);
+        one_element_each<F, pass, keep>(f, walk.lanes_, all, cells, rests);
       }
       if (++number == walk.length) break;
       for (i64 d = walk.row_rank - 1; d >= 0; --d) {  // the next element, like an odometer
@@ -169,30 +169,30 @@ OG_FN void passes_outer(F& f, const Beside<F>& walk, const i64* offset, double* 
 
 template <class F> constexpr i64 tile_bytes() {
   i64 sum = 0;
-  for (int k = 0; k < F::operands; ++k) sum += F::turned(k);
+  for (int k = 0; k < F::operands; ++k) sum += F::transposed(k);
   return sum;
 }
 
 template <class F, bool keep> void box_outer(const Boxes& boxes, i64 row_rank, i64 number) {
   constexpr int n = F::operands, m = F::sums;
-  constexpr bool turns = tile_bytes<F>() > 0;
+  constexpr bool has_tiles = tile_bytes<F>() > 0;
   enum { longest = 256 * 1024 };
   const Space& space = boxes.space;
   const i64 last = space.rank - 1, first = last - row_rank;
   Place<F> place;
   place.start(boxes, number);
   for (int k = 0; k < m; ++k) place.start_cells(boxes.sum(k), k, boxes.work + number * boxes.leaves + boxes.sum(k).left);
-  Beside<F> walk = {&boxes, row_rank, place.count(first, last), 0, {}, {}};
+  LaneRows<F> walk = {&boxes, row_rank, place.count(first, last), 0, {}, {}};
   alignas(64) char memory[keep ? keep_bytes : 1];
-  alignas(64) char tiles[turns ? longest : 1];
+  alignas(64) char tiles[has_tiles ? longest : 1];
   char* tile = tiles;
   i64 step[n];
   for (int k = 0; k < n; ++k) {
-    walk.base[k] = F::turned(k) ? tile : space.base[k];
-    tile += F::turned(k) * side * walk.length;
-    step[k] = F::turned(k) ? 1 : place.step[k];
+    walk.base[k] = F::transposed(k) ? tile : space.base[k];
+    tile += F::transposed(k) * side * walk.length;
+    step[k] = F::transposed(k) ? 1 : place.step[k];
     for (i64 d = 0; d < row_rank; ++d)
-      walk.along[k * row_rank + d] = F::turned(k) ? side : space.strides[k * space.rank + first + d];
+      walk.along[k * row_rank + d] = F::transposed(k) ? side : space.strides[k * space.rank + first + d];
   }
   F f;
   f.steps(step);
@@ -202,24 +202,24 @@ template <class F, bool keep> void box_outer(const Boxes& boxes, i64 row_rank, i
     for (i64 lane = 0; lane < place.extent[last]; lane += side) {
       const i64 left = place.extent[last] - lane;
       walk.lanes_ = left < side ? left : side;
-      const auto transpose_each_of = [&](int begin, int end, const auto& turn) {
+      const auto transpose_each_of = [&](int begin, int end, const auto& copy) {
         for (int k = begin; k < end; ++k) {
-          if (!F::turned(k)) continue;
-          char* at = (char*)space.base[k] + (place.offset[k] + lane * place.step[k]) * F::turned(k);
-          turn(walk.base[k], at, F::turned(k), place.step[k], space.strides[k * space.rank + first], walk.lanes_, walk.length);
+          if (!F::transposed(k)) continue;
+          char* at = (char*)space.base[k] + (place.offset[k] + lane * place.step[k]) * F::transposed(k);
+          copy(walk.base[k], at, F::transposed(k), place.step[k], space.strides[k * space.rank + first], walk.lanes_, walk.length);
         }
       };
-      transpose_each_of(0, F::loads, [](auto... at) OG_LAMBDA { turn_in(at...); });
+      transpose_each_of(0, F::loads, [](auto... at) OG_LAMBDA { load_transposed(at...); });
       i64 own[n];
       double* cells[m + 1];
-      for (int k = 0; k < n; ++k) own[k] = F::turned(k) ? 0 : place.offset[k] + lane * place.step[k];
+      for (int k = 0; k < n; ++k) own[k] = F::transposed(k) ? 0 : place.offset[k] + lane * place.step[k];
       for (int k = 0; k < m; ++k) cells[k] = place.cell[k] + lane * boxes.sum(k).strides[last];
       f.move(walk.base, own);
       f.row(walk.lanes_);
       passes_outer<F, keep>(f, walk, own, cells, place.rests, memory);
       f.move(walk.base, own);
       f.finish(walk.lanes_);
-      transpose_each_of(F::loads, n, [](auto... at) OG_LAMBDA { turn_out(at...); });
+      transpose_each_of(F::loads, n, [](auto... at) OG_LAMBDA { store_transposed(at...); });
     }
   } while (place.next(boxes, 0, first));
 }

@@ -42,7 +42,7 @@ template <class F> void piece_outer(const Boxes& boxes, i64 row_rank, i64 number
   place.start(boxes, number);
   const i64 rows = place.extent[last], sides = sides_of(rows);
   Sides<F> all;
-  AllAcross<F, 0> made[most_sides];
+  LaneReductions<F, 0> made[most_sides];
   all.start(boxes, place);
   for (i64 i = 0; i < sides; ++i) made[i].start();
   do {
@@ -51,9 +51,9 @@ template <class F> void piece_outer(const Boxes& boxes, i64 row_rank, i64 number
       all.f[i].run();
       const i64 n = rows_of_side(rows, i);
       if (n == side) {
-        one_of_each<F, 0, false>(all.f[i], side, made[i], nullptr, nullptr);
+        one_element_each<F, 0, false>(all.f[i], side, made[i], nullptr, nullptr);
       } else {
-        one_of_each<F, 0, false>(all.f[i], n, made[i], nullptr, nullptr);
+        one_element_each<F, 0, false>(all.f[i], n, made[i], nullptr, nullptr);
       }
     }
   } while (place.next(boxes, last - row_rank, last));

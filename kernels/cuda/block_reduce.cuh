@@ -9,7 +9,7 @@ namespace og {
 enum { warp_size = 32 };
 enum class How { add, multiply, largest, smallest };
 
-// of(a, b) has the bits of of(b, a), NaN aside. Wide: what threads have when they meet; sums of a few floats each are
+// of(a, b) has the bits of of(b, a), NaN aside. Wide: what threads reduce; sums of a few floats each are
 // added up in double, which costs two shuffles instead of one.
 template <How how> struct Join;
 template <> struct Join<How::add> {
@@ -56,34 +56,34 @@ struct Adding { template <int k> using Of = Join<How::add>; };
 
 // What the n <= 32 threads of a group have, of neighbours in a warp those `apart` from each other; all of the warp's
 // threads come here.
-template <class J, int n, int apart = 1, class T> OG_FN T met(T x) {
+template <class J, int n, int apart = 1, class T> OG_FN T warp_reduce(T x) {
   OG_UNROLL for (int d = n / 2; d >= apart; d /= 2) x = J::of(x, __shfl_xor_sync(0xffffffffu, x, d));
   return x;
 }
 
-// The first n of x become those of all threads of a row, joined as `J` says. Warps meet in two places by turns: before
-// one writes to a place again, all have met in the other. beside > 1: rows lie beside each other, and so do their
-// threads; those of a row are `beside` apart.
-template <class T, int threads, int most, int beside> struct Meeting {
-  static constexpr bool warps = beside == 1 && threads > warp_size;
-  static constexpr int in_warp = beside >= warp_size ? 1 : warp_size / beside;  // threads of a row beside others
-  static constexpr int terms = beside > 1 ? threads / (in_warp < threads ? in_warp : threads) : 1;
+// The first n of x become those of all threads of a row, joined as `J` says. Warps reduce in two buffers alternately: before
+// one writes to a buffer again, all have read the other. adjacent > 1: rows lie beside each other, and so do their
+// threads; those of a row are `adjacent` apart.
+template <class T, int threads, int most, int adjacent> struct BlockReduce {
+  static constexpr bool warps = adjacent == 1 && threads > warp_size;
+  static constexpr int in_warp = adjacent >= warp_size ? 1 : warp_size / adjacent;  // threads of a row beside others
+  static constexpr int terms = adjacent > 1 ? threads / (in_warp < threads ? in_warp : threads) : 1;
   static constexpr bool shared = warps || terms > 1;
-  static constexpr int slots = warps ? threads / warp_size : terms * beside;
+  static constexpr int slots = warps ? threads / warp_size : terms * adjacent;
   double (*place)[most][slots];
-  int turn;
-  template <class J, int n> OG_FN void meet(T (&x)[most]) {
+  int buffer;
+  template <class J, int n> OG_FN void reduce(T (&x)[most]) {
     const int thread = (int)threadIdx.x;
     each<n>([&](auto k) {
       using Own = typename J::template Of<k.value>;
       typename Own::template Wide<T> wide = x[k.value];
-      if constexpr (beside == 1) wide = met<Own, (warps ? warp_size : threads)>(wide);
-      else if constexpr (in_warp > 1) wide = met<Own, warp_size, beside>(wide);
+      if constexpr (adjacent == 1) wide = warp_reduce<Own, (warps ? warp_size : threads)>(wide);
+      else if constexpr (in_warp > 1) wide = warp_reduce<Own, warp_size, adjacent>(wide);
       if constexpr (warps) {
-        if (thread % warp_size == 0) place[turn][k.value][thread / warp_size] = (double)wide;
+        if (thread % warp_size == 0) place[buffer][k.value][thread / warp_size] = (double)wide;
       } else if constexpr (shared) {
-        if (thread / beside % in_warp == 0)
-          place[turn][k.value][thread / beside / in_warp * beside + thread % beside] = (double)wide;
+        if (thread / adjacent % in_warp == 0)
+          place[buffer][k.value][thread / adjacent / in_warp * adjacent + thread % adjacent] = (double)wide;
       }
       x[k.value] = (T)wide;
     });
@@ -92,16 +92,16 @@ template <class T, int threads, int most, int beside> struct Meeting {
       each<n>([&](auto k) {
         using Own = typename J::template Of<k.value>;
         using Wide = typename Own::template Wide<T>;
-        const double* own = place[turn][k.value];
+        const double* own = place[buffer][k.value];
         if constexpr (warps) {
-          x[k.value] = (T)met<Own, slots>((Wide)own[thread % slots]);
+          x[k.value] = (T)warp_reduce<Own, slots>((Wide)own[thread % slots]);
         } else {
-          Wide total = (Wide)own[thread % beside];
-          OG_UNROLL for (int t = 1; t < terms; ++t) total = Own::of(total, (Wide)own[t * beside + thread % beside]);
+          Wide total = (Wide)own[thread % adjacent];
+          OG_UNROLL for (int t = 1; t < terms; ++t) total = Own::of(total, (Wide)own[t * adjacent + thread % adjacent]);
           x[k.value] = (T)total;
         }
       });
-      turn ^= 1;
+      buffer ^= 1;
     }
   }
 };

@@ -17,7 +17,7 @@ template <bool loose, int V, class T> OG_FN Pack<T, V> load_run(const T* p) {
 
 // lead >= 0: rows begin anywhere, but where operand `lead` lies at a multiple of a pack, all do, but for the `loose`
 // ones. Packs begin there; fewer elements than a pack before the first one and behind the last go one by one.
-template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int beside, int lead,
+template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int adjacent, int lead,
           u64 loose, int rank, int operands, int sums>
 struct RowGroup {
   using Functor = F;
@@ -26,13 +26,13 @@ struct RowGroup {
   using Addend = typename F::Addend;
   template <int W> using Packs = typename F::template Packs<W>;
   static constexpr int most = F::most > 0 ? F::most : 1, terms = F::terms > 0 ? F::terms : 1;
-  static constexpr int threads = T, abreast = beside;
-  static constexpr int groups = beside > 1 ? beside : T > warp_size ? 1 : block_size / T;  // of a block
+  static constexpr int threads = T, abreast = adjacent;
+  static constexpr int groups = adjacent > 1 ? adjacent : T > warp_size ? 1 : block_size / T;  // of a block
   static constexpr int singles = lead < 0 ? 0 : (2 * V - 2 + T - 1) / T;                   // of a thread
 
   void* const* base;
   const Space* space;
-  Meeting<Addend, T, most, beside> meeting;
+  BlockReduce<Addend, T, most, adjacent> block_reduce;
   int lane;  // of the T threads
   bool inside;  // of the space; a group beyond goes through the motions of the last row, for the others of its warp
   I end;        // of the packs that it takes
@@ -157,8 +157,8 @@ struct RowGroup {
     each<F::reductions(pass)>([&](auto k) { total[k.value] = (Addend)whole_way[k.value]; });
   }
 
-  template <int pass> OG_FN void meet(Addend (&total)[most]) {
-    meeting.template meet<Reducing<F, pass>, F::reductions(pass)>(total);
+  template <int pass> OG_FN void reduce(Addend (&total)[most]) {
+    block_reduce.template reduce<Reducing<F, pass>, F::reductions(pass)>(total);
   }
 
   template <int pass = 0> OG_FN void passes() {
@@ -176,7 +176,7 @@ struct RowGroup {
         walk<pass>(0, total);
       }
       if constexpr (F::reductions(pass) > 0) {
-        meet<pass>(total);
+        reduce<pass>(total);
         f.template reduced<pass>(total, (Addend)space->length);
       }
       passes<pass + 1>();
@@ -222,7 +222,7 @@ struct RowGroup {
       const i64 part = space->part[k.value];
       if constexpr (F::adds_row(k.value)) {
         Addend total[most] = {added[k.value][0][0]};
-        meeting.template meet<Adding, 1>(total);
+        block_reduce.template reduce<Adding, 1>(total);
         if (lane == 0 && inside) {
           if (part < 0) F::total(k, base[operand], 0, total[0]);
           else work[part + (i64)group] = total[0];

@@ -34,7 +34,7 @@ template <class Group> struct RowPieces : Group {
           });
         }
       }
-      this->template meet<pass>(total);
+      this->template reduce<pass>(total);
       this->f.template reduced<pass>(total, (Addend)this->space->length);
     }
     if constexpr (pass < stage) restore<stage, pass + 1>(number, work);
@@ -54,7 +54,7 @@ template <class Group> struct RowPieces : Group {
       Group::template nothing<stage>(total);
       this->template walk<stage>((I)first, total);
       if constexpr (F::reductions(stage) > 0) {
-        this->template meet<stage>(total);
+        this->template reduce<stage>(total);
         double* left = work + place_of(number, piece) + reductions_before(stage);
         if (this->lane == 0 && this->inside)
           OG_UNROLL for (int k = 0; k < F::reductions(stage); ++k) left[k] = (double)total[k];

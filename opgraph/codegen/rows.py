@@ -103,7 +103,7 @@ def _emit_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped:
     items = [storage_type(d) for d in (*(x.dtype for x in loop.loads), *(s.dtype for s in loop.stores))]
     turned = [i for i, kind in enumerate(variant.operands) if kind == TURNED]
     sizes = "".join(f"k == {i} ? (int)sizeof({items[i]}) : " for i in turned)
-    put(f"  static constexpr int turned(int k) {{ return {sizes}0; }}")
+    put(f"  static constexpr int transposed(int k) {{ return {sizes}0; }}")
     put(f"  static constexpr int loads = {len(loop.loads)};")
     if not is_grouped:
         return
