@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import math
+import operator
 import pickle
 import types
 import warnings
@@ -1199,6 +1200,22 @@ def test_an_expanded_tensor_is_written_to() -> None:
     fused = ogt.fuse(copy.deepcopy(model))
     with torch.no_grad(), pytest.warns(UserWarning, match="writes into an expanded tensor"):
         torch.testing.assert_close(fused(X), model(X))
+
+
+@pytest.mark.parametrize("joined", [operator.and_, operator.or_], ids=["and", "or"])
+def test_an_operator_whose_name_ends_as_writes_do_is_none(joined) -> None:
+    """Dynamo's graph has `&` of masks as `operator.and_`; an expanded mask that is read is no reason to run unfused."""
+
+    def forward(self, x):
+        mask = (x[0] > 0).expand(x.shape)
+        return torch.where(joined(mask, x < 2), torch.sin(x), x) * self.w
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    fused, graphs = ogt.fuse(copy.deepcopy(model)), []
+    with warnings.catch_warnings(record=True) as warned, observed(graphs.append):
+        warnings.simplefilter("always")
+        torch.testing.assert_close(fused(X), model(X))
+    assert len(graphs) == 1 and not [w for w in warned if "writes into" in str(w.message)]
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["alone", "with what it is a view of"])

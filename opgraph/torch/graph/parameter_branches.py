@@ -202,7 +202,9 @@ def written_arguments(node: Node) -> list[Node]:
     written: list[Any] = [node.kwargs.get("out")]
     if name in ("batch_norm", "instance_norm"):
         written += [*node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")]
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or node.kwargs.get("inplace")
+    # `operator.and_` and `or_` read: the underscore keeps them apart from Python's keywords.
+    named_so = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
+    in_place = named_so or name in _IN_PLACE or node.kwargs.get("inplace")
     if in_place or node.target in _OPERATORS_IN_PLACE:
         written += node.args[:1] or [node.kwargs.get("input")]
     return [n for n in written if isinstance(n, Node)]
