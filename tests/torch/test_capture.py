@@ -1218,6 +1218,33 @@ def test_an_operator_whose_name_ends_as_writes_do_is_none(joined) -> None:
     assert len(graphs) == 1 and not [w for w in warned if "writes into" in str(w.message)]
 
 
+DRAWS = {
+    "dropout of attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    "exponential": lambda x: torch.empty(3).exponential_(),
+    "cauchy": lambda x: torch.empty(3).cauchy_(),
+    "geometric": lambda x: torch.empty(3).geometric_(0.5),
+    "binomial": lambda x: torch.binomial(x.abs(), x.sigmoid()),
+    "random": lambda x: torch.rand(2),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_numbers_that_no_result_is_computed_from_are_drawn(draw) -> None:
+    """Every later number depends on how many were drawn before."""
+
+    def forward(self, x):
+        draw(x)
+        return torch.sin(x) * self.w
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    later = []
+    for m in (ogt.fuse(copy.deepcopy(model)), model):
+        torch.manual_seed(0)
+        m(X)
+        later.append(torch.rand(2))
+    torch.testing.assert_close(*later)
+
+
 @pytest.mark.parametrize("kept", [False, True], ids=["alone", "with what it is a view of"])
 def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
     """AOTAutograd would write several gradients of an unfolded result into one element."""

@@ -180,13 +180,30 @@ def _until(last: Node, graph: Graph) -> Iterator[Node]:
             return
 
 
+#: Parts of the names of torch functions and methods that draw random numbers.
+_DRAWING = (
+    "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "fractional_max_pool", "geometric",
+    "gumbel", "lobpcg", "lowrank", "multinomial", "normal", "poisson", "rand", "rrelu", "scaled_dot_product",
+    "standard_gamma", "uniform",
+)  # fmt: skip
+#: Names with such parts, of functions that draw none.
+_NOT_DRAWING = ("native_dropout_backward", "normalize", "poisson_nll_loss", "rrelu_with_noise_backward")
+#: Functions that draw only by arguments: the names of these, their places, and what they are where they are left out.
+_DRAWING_BY = {
+    "multi_head_attention_forward": (("dropout_p", 10, 0.0), ("training", 13, True)),
+    "rrelu": (("training", 3, False),),
+    "scaled_dot_product_attention": (("dropout_p", 4, 0.0),),
+}
+
+
 def draws_random_numbers(node: torch.fx.Node) -> bool:
     """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(
-        word in name
-        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
-    )
+    name = name.partition(".")[0]  # of an overload
+    if name in _DRAWING_BY:
+        given = ((node.args[p] if p < len(node.args) else node.kwargs.get(n, d)) for n, p, d in _DRAWING_BY[name])
+        return all(isinstance(argument, Node) or bool(argument) for argument in given)
+    return name not in _NOT_DRAWING and any(word in name for word in _DRAWING)
 
 
 def written_arguments(node: Node) -> list[Node]:
