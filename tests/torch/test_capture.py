@@ -1218,6 +1218,28 @@ def test_an_operator_whose_name_ends_as_writes_do_is_none(joined) -> None:
     assert len(graphs) == 1 and not [w for w in warned if "writes into" in str(w.message)]
 
 
+def turned_among_others(value):
+    torch._foreach_neg_([value])
+
+
+def turned_by_one_of_two_results(value):
+    torch.max(value.neg().reshape(1, 1), 1, out=(value.view(1), torch.zeros(1, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("turned", [turned_among_others, turned_by_one_of_two_results])
+def test_a_branch_sees_what_was_written_into_one_of_several_tensors(turned) -> None:
+    """Dynamo follows it by the parameter that the value was computed from, unless the value was written to."""
+
+    def forward(self, x):
+        value = self.w.sum() * 2
+        turned(value)
+        return torch.sin(x) if value > 0 else torch.cos(x)
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    with torch.no_grad():
+        torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(X), model(X))
+
+
 DRAWS = {
     "dropout of attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
     "exponential": lambda x: torch.empty(3).exponential_(),

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, dispatch_modes, without_modes
 from opgraph.torch.graph import torch_internals as internals
@@ -223,8 +224,11 @@ def written_arguments(node: Node) -> list[Node]:
     named_so = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
     in_place = named_so or name in _IN_PLACE or node.kwargs.get("inplace")
     if in_place or node.target in _OPERATORS_IN_PLACE:
-        written += node.args[:1] or [node.kwargs.get("input")]
-    return [n for n in written if isinstance(n, Node)]
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        written += node.all_input_nodes if isinstance(first, (list, tuple)) else [first]
+    found: list[Node] = []
+    map_arg(written, found.append)
+    return found
 
 
 def written_inputs(graph: Graph) -> list[bool]:
