@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.torch.graph.parameter_branches import draws_random_numbers  # noqa: E402
 
 
 def network(inputs=3, outputs=1, act=nn.Tanh):
@@ -224,6 +225,24 @@ def test_gradients_that_could_be_differentiated_are_by_the_numbers_that_forward_
         (slope,) = torch.autograd.grad(y.square().sum(), given, create_graph=True)
         found.append((y, slope.detach(), torch.rand(1)))
     torch.testing.assert_close(*found)
+
+
+#: Dynamo leaves these layers to torch.
+RECURRENT = {"gru", "lstm", "miopen_rnn", "rnn_relu", "rnn_tanh"}
+
+
+def test_every_function_that_torch_says_draws_is_known_to():
+    graph, missing, known = torch.fx.Graph(), set(), 0
+    for schema in torch._C._jit_get_all_schemas():
+        library, _, name = schema.name.partition("::")
+        if library != "aten" or name.startswith("_") or name in RECURRENT:
+            continue
+        op = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default", None)
+        if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()):
+            node = graph.call_method(name, (), {"dropout_p": 0.5, "training": True})
+            known += draws_random_numbers(node)
+            missing |= set() if draws_random_numbers(node) else {name}
+    assert not missing and known > 80
 
 
 QUIET = {
