@@ -10,6 +10,7 @@ import functools
 import io
 import itertools
 import math
+import operator
 import pickle
 import types
 import warnings
@@ -1199,6 +1200,71 @@ def test_an_expanded_tensor_is_written_to() -> None:
     fused = ogt.fuse(copy.deepcopy(model))
     with torch.no_grad(), pytest.warns(UserWarning, match="writes into an expanded tensor"):
         torch.testing.assert_close(fused(X), model(X))
+
+
+@pytest.mark.parametrize("joined", [operator.and_, operator.or_], ids=["and", "or"])
+def test_an_operator_whose_name_ends_as_writes_do_is_none(joined) -> None:
+    """Dynamo's graph has `&` of masks as `operator.and_`; an expanded mask that is read is no reason to run unfused."""
+
+    def forward(self, x):
+        mask = (x[0] > 0).expand(x.shape)
+        return torch.where(joined(mask, x < 2), torch.sin(x), x) * self.w
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    fused, graphs = ogt.fuse(copy.deepcopy(model)), []
+    with warnings.catch_warnings(record=True) as warned, observed(graphs.append):
+        warnings.simplefilter("always")
+        torch.testing.assert_close(fused(X), model(X))
+    assert len(graphs) == 1 and not [w for w in warned if "writes into" in str(w.message)]
+
+
+def turned_among_others(value):
+    torch._foreach_neg_([value])
+
+
+def turned_by_one_of_two_results(value):
+    torch.max(value.neg().reshape(1, 1), 1, out=(value.view(1), torch.zeros(1, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("turned", [turned_among_others, turned_by_one_of_two_results])
+def test_a_branch_sees_what_was_written_into_one_of_several_tensors(turned) -> None:
+    """Dynamo follows it by the parameter that the value was computed from, unless the value was written to."""
+
+    def forward(self, x):
+        value = self.w.sum() * 2
+        turned(value)
+        return torch.sin(x) if value > 0 else torch.cos(x)
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    with torch.no_grad():
+        torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(X), model(X))
+
+
+DRAWS = {
+    "dropout of attention": lambda x: nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5),
+    "exponential": lambda x: torch.empty(3).exponential_(),
+    "cauchy": lambda x: torch.empty(3).cauchy_(),
+    "geometric": lambda x: torch.empty(3).geometric_(0.5),
+    "binomial": lambda x: torch.binomial(x.abs(), x.sigmoid()),
+    "random": lambda x: torch.rand(2),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_numbers_that_no_result_is_computed_from_are_drawn(draw) -> None:
+    """Every later number depends on how many were drawn before."""
+
+    def forward(self, x):
+        draw(x)
+        return torch.sin(x) * self.w
+
+    model = type("Model", (Writer,), {"forward": forward})()
+    later = []
+    for m in (ogt.fuse(copy.deepcopy(model)), model):
+        torch.manual_seed(0)
+        m(X)
+        later.append(torch.rand(2))
+    torch.testing.assert_close(*later)
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["alone", "with what it is a view of"])

@@ -157,3 +157,20 @@ def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
         found, expected = torch.compile(function, backend=backend, fullgraph=True)(x), function(x)
         assert found.stride() == expected.stride()
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
+def test_an_instance_norm_without_eps_of_a_channel_of_one_number(affine, dtype):
+    """Its inverse deviation is 0 in torch's kernels; 1 / sqrt(0) would make NaN of it."""
+
+    def function(x, *parameters):
+        return F.instance_norm(x * 2, None, None, *parameters, eps=0.0) + 1
+
+    x = torch.linspace(-1, 3, 30).view(2, 3, 5)
+    x[:, 1] = 0.5
+    given = [x.to(dtype), *(torch.tensor([[0.5, 2.0, 3.0], [1.0, -1.0, 0.25]]).to(dtype) if affine else ())]
+    found = results(torch.compile(function, backend=backend, fullgraph=True), given)
+    eps = torch.finfo(dtype).eps
+    for mine, eager in zip(found, results(function, given), strict=True):
+        torch.testing.assert_close(mine, eager, rtol=16 * eps, atol=16 * eps)

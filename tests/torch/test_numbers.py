@@ -386,6 +386,21 @@ def test_gradients_at_the_ends_of_where_a_function_is_defined(function, points, 
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
+def test_captured_gradients_of_logit_are_those_of_torchs_scalar_loop(dtype) -> None:
+    """A negative `eps` is none. (In torch's vectors NaN has the gradient 0, which hides that the input is lost.)"""
+
+    def function(*given):
+        made = [torch.logit(x * 1, eps) for eps, x in zip((None, -1.0, 0.0, 0.25, 0.625), given, strict=True)]
+        return torch.stack(made)
+
+    captured = torch.compile(function, backend="opgraph", fullgraph=True)
+    for points in ([NAN, -0.5, 0.0, 0.125, 0.25], [0.5, 1.0, 1.5, INF, -INF]):
+        given = [torch.tensor(points, dtype=dtype)] * 5
+        got, expected = gradients(captured, *given), gradients(function, *given)
+        torch.testing.assert_close(got, expected, rtol=2 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
 def test_logit_has_a_whole_gradient_at_the_ends(dtype) -> None:
     x = torch.tensor([0.1, 0.9, 0.05, 0.5, 0.95], dtype=dtype)
     got = gradients(fuse(lambda x: torch.logit(x, 0.1)), x)

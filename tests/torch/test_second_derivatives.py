@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
+from opgraph.torch.graph.parameter_branches import draws_random_numbers  # noqa: E402
 
 
 def network(inputs=3, outputs=1, act=nn.Tanh):
@@ -166,6 +167,101 @@ def drawn(model):
 
 def normed(model):
     return nn.Sequential(model, nn.BatchNorm1d(1))
+
+
+class Applied(nn.Module):
+    """A function of what a model gives."""
+
+    def __init__(self, function, model):
+        super().__init__()
+        self.function, self.model = function, model
+
+    def forward(self, x):
+        return self.function(self.model(x))
+
+
+def attending(model):
+    return Applied(lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5), model)
+
+
+def attending_with_heads(model):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.heads = model, nn.MultiheadAttention(1, 1, dropout=0.5)
+
+        def forward(self, x):
+            y = self.model(x)
+            return self.heads(y, y, y)[0]
+
+    return Heads()
+
+
+def scaled_by(draw):
+    return lambda model: Applied(lambda x: x * draw(torch.empty_like(x)), model)
+
+
+DRAWING = {
+    "attention": attending,
+    "attention of heads": attending_with_heads,
+    "exponential": scaled_by(lambda x: x.exponential_()),
+    "geometric": scaled_by(lambda x: x.geometric_(0.5)),
+    "cauchy": scaled_by(lambda x: x.cauchy_()),
+    "gamma": scaled_by(lambda x: torch._standard_gamma(torch.ones_like(x))),
+    "binomial": scaled_by(lambda x: torch.binomial(torch.full_like(x, 9), torch.full_like(x, 0.5))),
+}
+
+
+@pytest.mark.parametrize("of", DRAWING.values(), ids=DRAWING)
+def test_gradients_that_could_be_differentiated_are_by_the_numbers_that_forward_drew(of):
+    """With `create_graph=True` a graph may run again in backward, where it would draw others."""
+    plain = of(network())
+    fused, x = ogt.fuse(copy.deepcopy(plain)), torch.randn(8, 3)
+    found = []
+    for model in (fused, plain):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(3)
+        y = model(given)
+        (slope,) = torch.autograd.grad(y.square().sum(), given, create_graph=True)
+        found.append((y, slope.detach(), torch.rand(1)))
+    torch.testing.assert_close(*found)
+
+
+#: Dynamo leaves these layers to torch.
+RECURRENT = {"gru", "lstm", "miopen_rnn", "rnn_relu", "rnn_tanh"}
+
+
+def test_every_function_that_torch_says_draws_is_known_to():
+    graph, missing, known = torch.fx.Graph(), set(), 0
+    for schema in torch._C._jit_get_all_schemas():
+        library, _, name = schema.name.partition("::")
+        if library != "aten" or name.startswith("_") or name in RECURRENT:
+            continue
+        op = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default", None)
+        if torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()):
+            node = graph.call_method(name, (), {"dropout_p": 0.5, "training": True})
+            known += draws_random_numbers(node)
+            missing |= set() if draws_random_numbers(node) else {name}
+    assert not missing and known > 80
+
+
+QUIET = {
+    "normalize": F.normalize,
+    "the loss of a Poisson distribution": lambda x: F.poisson_nll_loss(x, x.detach().abs(), reduction="none"),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "rrelu": lambda x: F.rrelu(x, training=False),
+}
+
+
+@pytest.mark.parametrize("function", QUIET.values(), ids=QUIET)
+def test_functions_that_are_only_named_as_if_they_drew_have_second_derivatives(function):
+    plain = Applied(function, network(outputs=4)).double()
+    fused, x = ogt.fuse(copy.deepcopy(plain)), torch.randn(4, 3, dtype=torch.float64)
+    torch.testing.assert_close(gradients(fused, forces_of_all, x), gradients(plain, forces_of_all, x))
+
+
+def forces_of_all(model, x):
+    return torch.autograd.grad(model(x).square().sum(), x, create_graph=True)[0].square().sum()
 
 
 @pytest.mark.parametrize("of", [drawn, normed], ids=lambda f: f.__name__)

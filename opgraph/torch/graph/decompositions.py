@@ -84,6 +84,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten.full_like.default] = _full_like
     table[aten.elu_backward.default] = _elu_backward
     table[aten.hardswish_backward.default] = _hardswish_backward
+    table[aten.logit_backward.default] = _logit_backward
     table[aten.threshold_backward.default] = _threshold_backward
     table[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
     return table
@@ -274,6 +275,12 @@ def _hardswish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.where(v <= -3, 0.0, torch.where(v >= 3, g, g * (v / 3 + 0.5))).to(grad.dtype)
 
 
+def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    """As torch's kernels compute it: NaN at NaN, and a negative `eps` is none."""
+    low, beyond = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
+    return torch.where((x < low) | (x > 1 - low), beyond, grad / (x * (1 - x)))
+
+
 def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
     """As torch's kernels compute it: the threshold is not rounded to a value of the dtype."""
     return torch.where((_widened(x) if threshold else x) <= threshold, 0, grad)
@@ -330,6 +337,7 @@ def decompositions_of_norms(
         shows_statistics: the graph may return statistics: they have the dtype that eager torch gives them.
     """
     made = dict(by_torch)
+    made.update((o, _without_eps(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
     made.update((o, _with_wide_statistics(made[o], shows_statistics)) for o in _overloads(_MAKERS, by_torch))
     made.update((o, _laid_out(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
     return {o: decomposition for o, decomposition in made.items() if decomposition is not by_torch[o]}
@@ -338,6 +346,23 @@ def decompositions_of_norms(
 def _overloads(names: Iterable[str], known: Container[Any]) -> list[Any]:
     packets = [getattr(aten, name) for name in names]
     return [found for packet in packets for o in packet.overloads() if (found := getattr(packet, o)) in known]
+
+
+def _without_eps(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A batch norm whose `eps` may be 0: of a channel of one number the inverse deviation is 0 in torch's kernels, so
+    that the channel becomes the bias. Torch's decompositions make it infinite."""
+
+    def decomposed(x: torch.Tensor, weight: Any, bias: Any, *args: Any) -> tuple[torch.Tensor, ...]:
+        y, mean, inverse, *rest = decomposition(x, weight, bias, *args)
+        if args[-1] == 0 and inverse.numel():
+            inverse = torch.where(inverse == math.inf, 0.0, inverse)
+            of_channels = [1, -1] + [1] * (x.dim() - 2)
+            y = (x - mean.view(of_channels)) * inverse.view(of_channels)
+            y = y if weight is None else y * weight.view(of_channels)
+            y = y if bias is None else y + bias.view(of_channels)
+        return (y, mean, inverse, *rest)
+
+    return decomposed
 
 
 def _laid_out(decomposition: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, dispatch_modes, without_modes
 from opgraph.torch.graph import torch_internals as internals
@@ -180,13 +181,30 @@ def _until(last: Node, graph: Graph) -> Iterator[Node]:
             return
 
 
+#: Parts of the names of torch functions and methods that draw random numbers.
+_DRAWING = (
+    "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "fractional_max_pool", "geometric",
+    "gumbel", "lobpcg", "lowrank", "multinomial", "normal", "poisson", "rand", "rrelu", "scaled_dot_product",
+    "standard_gamma", "uniform",
+)  # fmt: skip
+#: Names with such parts, of functions that draw none.
+_NOT_DRAWING = ("native_dropout_backward", "normalize", "poisson_nll_loss", "rrelu_with_noise_backward")
+#: Functions that draw only by arguments: the names of these, their places, and what they are where they are left out.
+_DRAWING_BY = {
+    "multi_head_attention_forward": (("dropout_p", 10, 0.0), ("training", 13, True)),
+    "rrelu": (("training", 3, False),),
+    "scaled_dot_product_attention": (("dropout_p", 4, 0.0),),
+}
+
+
 def draws_random_numbers(node: torch.fx.Node) -> bool:
     """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(
-        word in name
-        for word in ("rand", "bernoulli", "dropout", "normal", "poisson", "multinomial", "uniform", "rrelu", "gumbel")
-    )
+    name = name.partition(".")[0]  # of an overload
+    if name in _DRAWING_BY:
+        given = ((node.args[p] if p < len(node.args) else node.kwargs.get(n, d)) for n, p, d in _DRAWING_BY[name])
+        return all(isinstance(argument, Node) or bool(argument) for argument in given)
+    return name not in _NOT_DRAWING and any(word in name for word in _DRAWING)
 
 
 def written_arguments(node: Node) -> list[Node]:
@@ -202,10 +220,15 @@ def written_arguments(node: Node) -> list[Node]:
     written: list[Any] = [node.kwargs.get("out")]
     if name in ("batch_norm", "instance_norm"):
         written += [*node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")]
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or node.kwargs.get("inplace")
+    # `operator.and_` and `or_` read: the underscore keeps them apart from Python's keywords.
+    named_so = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
+    in_place = named_so or name in _IN_PLACE or node.kwargs.get("inplace")
     if in_place or node.target in _OPERATORS_IN_PLACE:
-        written += node.args[:1] or [node.kwargs.get("input")]
-    return [n for n in written if isinstance(n, Node)]
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        written += node.all_input_nodes if isinstance(first, (list, tuple)) else [first]
+    found: list[Node] = []
+    map_arg(written, found.append)
+    return found
 
 
 def written_inputs(graph: Graph) -> list[bool]:
