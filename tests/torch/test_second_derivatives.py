@@ -280,3 +280,27 @@ def test_inputs_that_were_written_to_say_so():
     (slope,) = torch.autograd.grad(y, x, create_graph=True)
     with pytest.raises(Unimplemented, match="first derivatives alone"):
         slope.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: F.gumbel_softmax(x * 2).sin(), lambda x: F.dropout((x * 2).sin(), 0.5).exp()],
+    ids=["gumbel softmax", "dropout"],
+)
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_graph_that_draws_says_so_where_what_it_keeps_is_cut_off_from_its_inputs(fn, is_leaf):
+    """AOTAutograd's gradient depends on no input then, and `allow_unused` would give None."""
+    leaf = torch.rand(2, 4, 8, requires_grad=True)
+    x = leaf if is_leaf else leaf * 3
+    y = torch.compile(fn, backend="opgraph", fullgraph=True)(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        torch.autograd.grad(slope.square().sum(), leaf, allow_unused=True)
+
+
+def test_a_gradient_that_is_the_same_for_all_inputs_may_be_differentiated():
+    """Of dropout alone, say: nothing that it keeps follows from its inputs."""
+    x = torch.rand(2, 4, 8, requires_grad=True)
+    y = torch.compile(lambda x: x * 2 + F.dropout(x, 0.5), backend="opgraph", fullgraph=True)(x)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.autograd.grad(slope.sum(), x, allow_unused=True) == (None,)

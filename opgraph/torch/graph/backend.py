@@ -29,6 +29,7 @@ from opgraph.runtime.providers.torch_internals import (
     is_forward_mode,
     without_modes,
 )
+from opgraph.torch.graph.aten import is_random
 from opgraph.torch.graph.autograd_boundaries import compile_parts
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions, shows_statistics
@@ -213,7 +214,8 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 f"a graph of {len(graph.graph.nodes)} calls runs unfused: {said[0]}", stacklevel=users_level()
             )
             return _unfused(graph)
-        return with_gradients_of_eager(graph, made, any(map(draws_numbers, graph.graph.nodes)), depends)
+        draws = any(map(draws_numbers, graph.graph.nodes))
+        return with_gradients_of_eager(graph, made, draws, depends, lambda: _reads_numbers(captured))
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
@@ -288,6 +290,18 @@ def check_rounding(rounding: object) -> None:
     """Raises InvalidArguments where there is no such rounding."""
     if rounding not in ROUNDINGS:
         raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
+
+
+def _reads_numbers(captured: Captured) -> bool:
+    """Whether a graph's backward reads floats that forward kept and that follow from the graph's inputs."""
+    assert captured.forward is not None and captured.backward is not None
+    follows: set[str] = set()
+    for node in captured.forward.module.graph.nodes:
+        if node.op == "placeholder" or (not is_random(node) and any(n.name in follows for n in node.all_input_nodes)):
+            follows.add(node.name)
+    read = [n for n in captured.backward.module.graph.nodes if n.op == "placeholder" and n.users and n.name in follows]
+    values = [n.meta.get("val") for n in read]
+    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
 
 
 def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callable[[list[Any]], Any]:

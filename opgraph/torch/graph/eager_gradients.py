@@ -11,7 +11,7 @@ AOTAutograd's backward has no derivative of its own. So a backward pass that mak
 Dynamo's graph on the inputs of the call, as it was written, and autograd differentiates that. The inputs are weakly
 referenced: nothing more is kept. Where they are gone or were written to, or where the graph would compute something
 else when it runs again, the gradients are those of the compiled backward, and raise an error where they are
-differentiated.
+differentiated: by what AOTAutograd saved and, since it saves most values cut off from the graph, by the inputs.
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ def _bit(leaf: Any, places: dict[int, int]) -> int:
 
 
 def with_gradients_of_eager(
-    graph: GraphModule, call: Callable[..., Any], draws: bool, depends: Dependencies
+    graph: GraphModule,
+    call: Callable[..., Any],
+    draws: bool,
+    depends: Dependencies,
+    reads_numbers: Callable[[], bool],
 ) -> Callable[..., Any]:
     """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on, and whose
     gradients can be differentiated.
@@ -108,6 +112,7 @@ def with_gradients_of_eager(
         call: the graph, as AOTAutograd compiled it.
         draws: whether it draws random numbers.
         depends: what `dependencies` found.
+        reads_numbers: whether backward, which has been compiled by then, reads floats that forward kept.
     """
     if not depends:
         return call
@@ -131,7 +136,7 @@ def with_gradients_of_eager(
         shown = next((place for place, node in enumerate(nodes) if node not in before), -1)
         if shown >= 0:
             is_same = runs_again and versions == _versions(args)
-            backward = _Backward(graph, nodes[shown], results, depends, args, edges, is_same)
+            backward = _Backward(graph, nodes[shown], results, depends, args, edges, is_same, reads_numbers)
             backward.follow(nodes[shown], args)
         return results
 
@@ -151,6 +156,7 @@ class _Backward:
         depends: what `dependencies` found.
         edges: the places of the arguments, by where their gradients went before the call.
         runs_again: whether the graph would compute the same when it runs again.
+        reads_numbers: whether backward, once it is compiled, reads floats that forward kept.
 
     Attributes:
         function: the class of the node.
@@ -165,7 +171,9 @@ class _Backward:
         args: Sequence[Any],
         edges: dict[Any, int],
         runs_again: bool,
+        reads_numbers: Callable[[], bool],
     ) -> None:
+        self._reads_numbers = reads_numbers
         self.function = function = node._forward_cls
         self._graph = graph
         self._backward: Callable[..., Any] = function.backward
@@ -236,7 +244,8 @@ class _Backward:
         """
         args = self._arguments(ctx) if torch.is_grad_enabled() and self._runs_again else None
         if args is None:
-            return self._backward(ctx, *given)
+            results = self._backward(ctx, *given)
+            return self._refusing(ctx, results) if torch.is_grad_enabled() and self._reads_numbers() else results
         views = {id(a): a.view_as(a) for a in args if _is_tensor(a) and a.requires_grad}
         results = self._graph.forward(*(views.get(id(a), a) for a in args))
         pairs = [(results[r], g) for r, g in zip(self._results, gradients, strict=True) if r is not None]
@@ -253,6 +262,16 @@ class _Backward:
             )
         )
         return tuple(None if view is None else next(found) for view in inputs)
+
+    def _refusing(self, ctx: Any, gradients: Sequence[Any]) -> Any:
+        """Gradients that depend on the inputs in a way that nobody can differentiate."""
+        leaves = (getattr(source, "variable", None) for source, _ in ctx.next_functions)
+        others = (a() for a in ctx.opgraph_arguments.values() if isinstance(a, ref))
+        inputs = {id(t): t for t in (*leaves, *others) if t is not None and t.requires_grad}
+        return tuple(
+            _Refusing.apply(g, *inputs.values()) if _is_tensor(g) and g.is_floating_point() else g  # type: ignore[no-untyped-call]
+            for g in gradients
+        )
 
     def _arguments(self, ctx: Any) -> list[Any] | None:
         """The arguments of a call; None where they are not what they were."""
@@ -274,6 +293,26 @@ def _no_second_derivative() -> Unimplemented:
         where="the gradient of a gradient that backward made with create_graph=True",
         fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
     )
+
+
+class _Refusing(torch.autograd.Function):
+    """A gradient as it is, and an error where it is differentiated by any of the inputs that follow it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        """The gradient."""
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        """Raises Unimplemented."""
+        raise _no_second_derivative()
 
 
 def _made_by(result: Any) -> Any:
