@@ -41,9 +41,18 @@ _IMPORTS = (
 )
 _OUTER = ("torch.sigmoid", "torch.tanh", "torch.relu", "torch.nn.functional.silu", "torch.exp", "")
 _SHAPES = ((2, 6), (3, 6), (4, 6), (6,), (2, 3, 6), (1, 6))
-_CALLS = ("plain", "plain", "plain", "plain", "no_grad", "inference", "by name", "float64 by default")
+_CALLS = (
+    *("plain",) * 6, "no_grad", "inference", "by name", "float64 by default", "autocast", "vmap", "jvp", "grad",
+)  # fmt: skip
+_MODES: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+}
 #: Results are compared for what a stale plan does, not for their last places.
-_RELATIVE, _SMALL = 1e-3, 1e-5
+_RELATIVE, _SMALL = 1e-3, 1e-4
+#: How many times as far apart results under autocast may be.
+_SLACK = 30.0
 #: Seconds between two lines that say how far a run is.
 _EVERY = 60.0
 
@@ -188,8 +197,8 @@ class Call:
         try:
             if self.form == "float64 by default":
                 torch.set_default_dtype(torch.float64)
-            with {"no_grad": torch.no_grad, "inference": torch.inference_mode}.get(self.form, nullcontext)():
-                result = fn(x=x, y=y, k=self.k) if self.form == "by name" else fn(x, y, self.k)
+            with _MODES.get(self.form, nullcontext)():
+                result = self._result(fn, x, y)
             if isinstance(result, torch.Tensor) and result.requires_grad:
                 result.backward(torch.linspace(-1, 1, result.numel(), dtype=result.dtype).reshape(result.shape))
         except Exception as error:
@@ -198,6 +207,18 @@ class Call:
             torch.set_default_dtype(default)
         found = {"the result": result, "the gradient of x": x.grad, "the next number": torch.rand(())}
         return found | {f"the state of {name}": value for name, value in _state(program)}
+
+    def _result(self, fn: Callable[..., Any], x: torch.Tensor, y: torch.Tensor | None) -> Any:
+        if self.form == "by name":
+            return fn(x=x, y=y, k=self.k)
+        if self.form == "vmap":
+            return torch.vmap(lambda x: fn(x, y, self.k))(torch.stack((x, x + 1)))
+        if self.form == "jvp":
+            second = None if y is None else y.detach()  # eager gives zeros by it where no tangent depends on it
+            return torch.func.jvp(lambda x: fn(x, second, self.k), (x.detach(),), (torch.ones_like(x),))[1]
+        if self.form == "grad":
+            return torch.func.grad(lambda x: fn(x, y, self.k).sum())(x.detach())
+        return fn(x, y, self.k)
 
 
 def _state(program: types.ModuleType) -> Iterator[tuple[str, Any]]:
@@ -209,16 +230,24 @@ def _state(program: types.ModuleType) -> Iterator[tuple[str, Any]]:
             yield f"{name}.grad", value.grad
 
 
-def differs(got: Any, want: Any) -> str:
-    """Why two values are not alike; "" where they are."""
+def differs(got: Any, want: Any, form: str) -> str:
+    """Why two values that calls of a form made are not alike; "" where they are."""
+    in_transform = form in ("jvp", "grad")  # eager's gradients are zeros where they do not depend on an input
+    if in_transform and got is None and isinstance(want, torch.Tensor):
+        got = torch.zeros_like(want)
     if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
         return "" if type(got) is type(want) and (got is want or got == want) else f"{got!r} instead of {want!r}"
-    for of in (lambda t: t.dtype, lambda t: t.shape, lambda t: t.requires_grad, lambda t: t.is_inference()):
-        if of(got) != of(want):
-            return f"{of(got)} instead of {of(want)}"
+    found, wanted = ({"dtype": t.dtype, "shape": t.shape, "is_inference": t.is_inference()} for t in (got, want))
+    if not in_transform:
+        found["requires_grad"], wanted["requires_grad"] = got.requires_grad, want.requires_grad
+    for name, value in wanted.items():
+        if found[name] != value:
+            return f"{name} {found[name]} instead of {value}"
     a, b = got.detach().double(), want.detach().double()
     largest = float(b.nan_to_num(0, 0, 0).abs().max()) if b.numel() else 0.0
-    if torch.allclose(a, b, rtol=_RELATIVE, atol=_RELATIVE * min(largest, 1.0) + _SMALL, equal_nan=True):
+    slack = _SLACK if form == "autocast" else 1.0
+    bound = slack * (_RELATIVE * min(largest, 1.0) + _SMALL)
+    if torch.allclose(a, b, rtol=slack * _RELATIVE, atol=bound, equal_nan=True):
         return ""
     return f"{a.flatten()[:3].tolist()} instead of {b.flatten()[:3].tolist()}"
 
@@ -257,7 +286,7 @@ def problem(seed: int, way: str, counts: Counter[str] | None = None) -> str:
         if refusal is not None:
             return told(f"{type(refusal).__name__}: {refusal}")
         for name in want:
-            if why := differs(got.get(name), want[name]):
+            if why := differs(got.get(name), want[name], call.form):
                 return told(f"{name}: {why}")
     return ""
 
