@@ -121,8 +121,8 @@ def drawn(rng: random.Random, *, fuses_helpers: bool = False) -> Program:
         if source.reads:
             value = filled(rng.choice(source.reads))
             program.body.extend(_using(value, rng, program, next(names), fuses_helpers))
-        # Within a transform of torch.func, memory of a parameter that is exchanged ends eager torch's process, and a new
-        # parameter requires a gradient of the transform.
+        # Within a transform of torch.func, memory of a parameter that is exchanged ends eager torch's process, and a
+        # new parameter requires a gradient of the transform.
         left = r"\.data\b|\.(double|float)\(\)|Parameter\("
         inner = [line for line in program.changes if not re.search(left, line)]
         if fuses_helpers and inner and rng.random() < 0.5:
