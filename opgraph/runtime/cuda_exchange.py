@@ -100,13 +100,18 @@ class CudaExchange:
 
 
 class Hosted:
-    """A library's partition on the GPU engine, by way of host memory: its provider takes NumPy arrays."""
+    """A library's partition on the GPU engine, by way of host memory: its provider takes NumPy arrays.
+
+    Args:
+        inputs: how many it reads; an array after them only says whose stream a call is on.
+    """
 
     sources = NO_SOURCES
     spins = False
 
-    def __init__(self, run: Runner, device: int) -> None:
+    def __init__(self, run: Runner, device: int, inputs: int) -> None:
         self._run = run
+        self._inputs = inputs
         self._exchange = CudaExchange(device)
 
     @property
@@ -126,7 +131,7 @@ class Hosted:
         library = library_of(views)
         cuda.wait(device, library.stream(device) if stream is None else raw_stream(stream))
         with cuda.OnDevice(device):
-            made = self._run([v.library.to_host(v.owner) for v in views])
+            made = self._run([v.library.to_host(v.owner) for v in views[: self._inputs]])
             results = []
             for position, result in enumerate(made):
                 target = None if outs is None else outs[position]

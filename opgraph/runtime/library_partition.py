@@ -69,7 +69,7 @@ def native_runner(partition: Partition, engine: Engine, sizes: Collection[int] =
     if engine.kind == "cuda":
         from opgraph.runtime.cuda_exchange import Hosted  # needs CuPy
 
-        return Hosted(run, engine.index)
+        return Hosted(run, engine.index, len(partition.input_ports))
     return run
 
 

@@ -42,7 +42,9 @@ def region_on_gpu(partition: Partition, engine: Engine) -> Runner:
     check_onnx(partition.ops[0])
     region = OnnxRuntimeRegion(partition, gpu=engine.index)
     plain = all(t.dtype in dtypes.BY_NAME for t in (*partition.input_ports, *partition.output_ports))
-    return DeviceRegion(region, partition, engine) if region.is_on_gpu and plain else Hosted(region, engine.index)
+    if region.is_on_gpu and plain:
+        return DeviceRegion(region, partition, engine)
+    return Hosted(region, engine.index, len(partition.input_ports))
 
 
 class DeviceRegion:
