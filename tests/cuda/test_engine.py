@@ -419,9 +419,7 @@ def test_library_ops_run_by_way_of_the_host_where_no_library_sees_the_gpu(cupy: 
 
 def test_a_library_op_on_constants_alone_runs_by_way_of_the_host(cupy: FakeCupy) -> None:
     """It is called with an input of the graph, too, which says whose stream the call is on."""
-    g = og.parse(
-        "graph(x: f32[2,2]) -> (y)\n  const k: f32[2,2] = [1, 2, 3, 4]\n  %0 = MatMul(k, k)\n  y = Add(x, %0)"
-    )
+    g = og.parse("graph(x: f32[2,2]) -> (y)\n  const k: f32[2,2] = [1, 2, 3, 4]\n  %0 = MatMul(k, k)\n  y = Add(x, %0)")
     x, k = random((2, 2), "f32"), np.array([[1, 2], [3, 4]], "f4")
     with pytest.warns(RuntimeWarning, match=r"1 op of this graph \(MatMul\) left to the CPU"):
         f = og.compile(g, device="cuda")
