@@ -89,3 +89,30 @@ def test_a_value_meets_views_of_its_views(function: Any, dynamic: bool) -> None:
         got = torch.compile(function, backend="opgraph", dynamic=dynamic)(x)
     torch.testing.assert_close(got, function(x))
     assert [captured.inference is not None for captured in found] == [True]
+
+
+def part_of_axis(x: Any) -> Any:
+    return x.sin()[:, 1]
+
+
+def detached(x: Any) -> tuple[Any, Any]:
+    seen = part_of_axis(x)
+    return (seen.detach() * seen).sum(0), seen
+
+
+def detached_on_both_sides(x: Any) -> tuple[Any, Any, Any]:
+    seen = part_of_axis(x)
+    held = seen.detach()
+    first = held * seen
+    return first, (held * first).sum(0), seen
+
+
+@pytest.mark.parametrize("function", [detached, detached_on_both_sides])
+def test_a_result_that_is_a_view_is_read_detached_by_another_one(function: Any) -> None:
+    def called(run: Any) -> list[Any]:
+        x = torch.linspace(-1, 2, 24, dtype=torch.float64).view(2, 3, 4).requires_grad_()
+        first, *_, seen = results = run(x)
+        return [*results, *torch.autograd.grad(first.sum(), (seen, x))]
+
+    got = called(torch.compile(function, backend="opgraph"))
+    torch.testing.assert_close(got, called(function))
