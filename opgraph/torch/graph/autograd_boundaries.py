@@ -241,8 +241,8 @@ class _Calls:
                         parts[user] = parts[node]
 
     def _detach_where_read(self, parts: dict[Node, int]) -> None:
-        """A view without a gradient, as `detach()` gives, is made in each part that reads it: AOTAutograd fails on a part
-        that returns it and what it is a view of, where that is a view itself."""
+        """A view without a gradient, as `detach()` gives, is made in each part that reads it: AOTAutograd fails where a
+        part returns both it and what it is a view of, and that is a view itself."""
         for node in reversed(self.nodes):
             if node not in parts or node in self._inside or not _is_detached(node):
                 continue
