@@ -226,6 +226,7 @@ class _Calls:
             for result in boundaries.get(node, ()):
                 reached.start(result, part + 1)
         self._keep_together(parts)
+        self._detach_where_read(parts)
         return parts
 
     def _keep_together(self, parts: dict[Node, int]) -> None:
@@ -238,6 +239,27 @@ class _Calls:
                         last.append(user)
                         last = user
                         parts[user] = parts[node]
+
+    def _detach_where_read(self, parts: dict[Node, int]) -> None:
+        """A view without a gradient, as `detach()` gives, is made in each part that reads it: AOTAutograd fails where a
+        part returns both it and what it is a view of, and that is a view itself."""
+        for node in reversed(self.nodes):
+            if node not in parts or node in self._inside or not _is_detached(node):
+                continue
+            later: dict[int, list[Node]] = {}
+            for user in node.users:
+                if parts.get(user, 0) > parts[node]:
+                    later.setdefault(parts[user], []).append(user)
+            order = {n: i for i, n in enumerate(node.graph.nodes)}
+            for part, users in later.items():
+                with node.graph.inserting_before(min(users, key=order.__getitem__)):
+                    copy = node.graph.node_copy(node)
+                parts[copy] = part
+                for user in users:
+                    user.replace_input_with(node, copy)
+            if later and not node.users:
+                del parts[node]
+                node.graph.erase_node(node)
 
 
 class _Reached:
@@ -295,6 +317,14 @@ def _has_gradient(node: Node) -> bool:
     value = node.meta.get("example_value")
     values = value if isinstance(value, (tuple, list)) else [value]
     return any(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
+
+
+def _is_detached(node: Node) -> bool:
+    """Whether a call gives back the memory of its argument without a gradient."""
+    if len(node.all_input_nodes) != 1 or _has_gradient(node) or written_arguments(node):
+        return False
+    memory = memory_of(node)
+    return memory is not None and memory == memory_of(node.all_input_nodes[0])
 
 
 def _is_regenerated(view: Node, base: Node) -> bool:

@@ -162,11 +162,11 @@ class _Views:
 
     def erase(self, node: Node) -> None:
         """Takes a node out, and the views that only it reads."""
-        waiting = [node]
+        waiting = {node: None}  # a view and a view of it may have one reader
         while waiting:
-            unread = waiting.pop()
+            unread, _ = waiting.popitem()
             if not unread.users and (unread is node or is_view(unread) or unread in self.turned):
-                waiting += unread.all_input_nodes
+                waiting.update(dict.fromkeys(unread.all_input_nodes))
                 self.graph.erase_node(unread)
 
 

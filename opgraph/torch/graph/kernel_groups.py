@@ -42,7 +42,7 @@ from opgraph.torch.graph.axis_order import move_views_down
 from opgraph.torch.graph.axis_splits import join_of
 from opgraph.torch.graph.duplication import Sources, duplicate
 from opgraph.torch.graph.slice_pushdown import move_slices_up
-from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
+from opgraph.torch.graph.views import base_of, is_view, keeps_elements, owners, readers
 
 aten = torch.ops.aten
 
@@ -124,7 +124,7 @@ def _waits(graph: Graph) -> dict[Node, list[Node]]:
     for node in graph.nodes:
         if node.op != "call_function" or is_view(node):
             continue
-        bases = dict.fromkeys(base_of(source) for source in node.all_input_nodes)
+        bases = dict.fromkeys(owner for source in node.all_input_nodes for owner in owners(source))
         is_write = writes(node)
         earlier = [n for b in bases for n in (*writers.get(b, ()), *(readers.get(b, ()) if is_write else ()))]
         if is_random(node):

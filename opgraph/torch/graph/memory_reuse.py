@@ -20,7 +20,7 @@ from opgraph.runtime.providers.torch_internals import OpOverload
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.program_text import Step, last_steps
 from opgraph.torch.graph.tensor_locations import Place, place_of
-from opgraph.torch.graph.views import base_of, is_view
+from opgraph.torch.graph.views import base_of, is_alias, is_view
 
 
 def overwritable(kernel: Any, reads: Sequence[Place], writes: Sequence[Place]) -> dict[str, tuple[str, ...]]:
@@ -54,7 +54,7 @@ def own_values(graph: Graph, made: Mapping[str, Place], is_known: Callable[[str]
     """Where the variables lie whose memory nothing but the program's kernels and PyTorch's own functions have seen.
 
     Other functions (collectives, for one) may still read what they were given when they have returned, or hold what
-    they give.
+    they give. What a call gives back under another name, as a view in another dtype, is read when the value is dead.
 
     Args:
         made: what the program allocates for its kernels.
@@ -66,7 +66,7 @@ def own_values(graph: Graph, made: Mapping[str, Place], is_known: Callable[[str]
         if node.op != "call_function" or is_view(node) or node.name in made:
             continue
         call = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(call, Node) or not _is_torchs(call):
+        if not isinstance(call, Node) or not _is_torchs(call) or is_alias(call):
             exposed |= {base_of(n).name for n in node.all_input_nodes}
         elif is_known(node.name) and isinstance(value_of(node), torch.Tensor) and not _has_twin(node):
             found[node.name] = place_of(node)

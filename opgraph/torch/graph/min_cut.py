@@ -26,7 +26,7 @@ from opgraph.torch.graph.constant_folding import constants_of, fold_constants, s
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.selections import COMPUTED_ONCE, comparisons_with_selections
 from opgraph.torch.graph.torch_internals import hint, inputs_written_afterwards, min_cut
-from opgraph.torch.graph.views import base_of, is_view
+from opgraph.torch.graph.views import base_of, is_alias, is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -162,7 +162,7 @@ def reading_what_is_written(joint: Graph) -> set[Node]:
     waiting += inputs_written_afterwards(joint)
     while waiting:
         for user in waiting.pop().users:
-            if is_view(user):
+            if is_view(user) or is_alias(user):
                 waiting.append(user)
             elif user.op == "call_function":
                 found.add(user)

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from opgraph.torch.graph.aten import value_of, writes
 from opgraph.torch.graph.axis_splits import AxisSplit
-from opgraph.torch.graph.views import base_of, is_view
+from opgraph.torch.graph.views import base_of, is_alias, is_view
 
 #: Bytes at whose multiples a GPU's kernels find tensors that they read and write in packs.
 PACK = 16
@@ -89,7 +89,7 @@ class Beginnings:
         nodes = list(module.graph.nodes)
         calls = [n for n in nodes if n.op == "call_function" and not is_view(n)]
         moving = {base_of(source) for n in calls if writes(n) for source in n.all_input_nodes}
-        moving |= {n for n in calls if _is_alias(n)}
+        moving |= {n for n in calls if is_alias(n)}
         self._anywhere = {n.name for n in moving if n.op != "get_attr"}
         fixed = {n.name: _constant(n) for n in nodes if n.op == "get_attr"}
         #: Of tensors; DTensor's meshes and process groups are constants of a graph, too.
@@ -111,11 +111,3 @@ class Beginnings:
 def _constant(node: Node) -> Any:
     found: Any = operator.attrgetter(str(node.target))(node.graph.owning_module)
     return found
-
-
-def _is_alias(node: Node) -> bool:
-    """Whether a call may give back memory that it was given."""
-    if node.target is operator.getitem:
-        return _is_alias(node.args[0])  # type: ignore[arg-type]
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or any(r.alias_info is not None for r in schema.returns)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from functools import cache
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -46,6 +48,34 @@ def base_of(node: Node) -> Node:
     while is_view(node):
         node = node.all_input_nodes[0]
     return node
+
+
+def is_alias(node: Node) -> bool:
+    """Whether a call that is no view may give back memory that it was given, as a view in another dtype does."""
+    if node.op != "call_function" or is_view(node):
+        return False
+    if node.target is operator.getitem:
+        return is_alias(node.args[0])  # type: ignore[arg-type]
+    return _gives_back(node.target)
+
+
+@cache
+def _gives_back(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+def owners(node: Node) -> list[Node]:
+    """The nodes in whose memory a value may lie: what its views begin at, and what calls on the way were given that may
+    give it back."""
+    found: dict[Node, None] = {}
+    waiting = [node]
+    while waiting:
+        base = base_of(waiting.pop())
+        if base not in found:
+            found[base] = None
+            waiting += base.all_input_nodes if is_alias(base) else ()
+    return list(found)
 
 
 def readers(node: Node) -> list[tuple[Node, Node, bool]]:

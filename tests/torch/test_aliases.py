@@ -1,0 +1,118 @@
+"""One memory under several names in a captured graph: views in another dtype, views by strides, views of views."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opinfo_interpreted import interpreted  # noqa: E402
+
+from opgraph.torch.graph.backend import Captured, observed  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fused partitions run op by op")
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    torch._dynamo.reset()
+    with interpreted():
+        yield
+
+
+def by_strides(x: Any) -> Any:
+    return x.as_strided((3, 3), (1, 3))
+
+
+def as_integers(x: Any) -> Any:
+    return x.view(torch.int64)
+
+
+def tensors() -> list[Any]:
+    torch.manual_seed(0)
+    return [torch.randn(3, 3, dtype=torch.float64) for _ in range(2)]
+
+
+@pytest.mark.parametrize("read", [by_strides, as_integers])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_an_input_is_written_when_its_views_have_been_read(read: Any, dynamic: bool) -> None:
+    def function(x: Any, w: Any) -> Any:
+        a = read(x)
+        late = (w.sin() @ w).cos() @ w
+        made = a * late if a.is_floating_point() else a ^ late.view(torch.int64)
+        x.mul_(2)
+        return made
+
+    def called(run: Any) -> list[Any]:
+        x, w = tensors()
+        return [run(x, w), x]
+
+    expected = called(function)
+    got = called(torch.compile(function, backend="opgraph", dynamic=dynamic))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("read", [by_strides, as_integers])
+@pytest.mark.parametrize("memory", ["least", "fast", 0.5])
+def test_backward_has_what_a_view_of_a_written_input_held(read: Any, memory: Any) -> None:
+    def function(x: Any, w: Any) -> Any:
+        a = read(x)
+        made = (a if a.is_floating_point() else (a % 7).double()).sigmoid() * w
+        x.mul_(2)
+        return made
+
+    def gradient(run: Any) -> Any:
+        x, w = tensors()
+        run(x, w.requires_grad_()).sum().backward()
+        return w.grad
+
+    got = gradient(torch.compile(function, backend="opgraph", options={"memory": memory}))
+    torch.testing.assert_close(got, gradient(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (a := x.sin().unsqueeze(0)) * a.transpose(1, 2),
+        lambda x: (a := x.sin().t()) * a.unsqueeze(0),
+        lambda x: (a := x.sin().t()) * a.detach(),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_value_meets_views_of_its_views(function: Any, dynamic: bool) -> None:
+    found: list[Captured] = []
+    x = torch.randn(3, 3, dtype=torch.float64)
+    with observed(found.append):
+        got = torch.compile(function, backend="opgraph", dynamic=dynamic)(x)
+    torch.testing.assert_close(got, function(x))
+    assert [captured.inference is not None for captured in found] == [True]
+
+
+def part_of_axis(x: Any) -> Any:
+    return x.sin()[:, 1]
+
+
+def detached(x: Any) -> tuple[Any, Any]:
+    seen = part_of_axis(x)
+    return (seen.detach() * seen).sum(0), seen
+
+
+def detached_on_both_sides(x: Any) -> tuple[Any, Any, Any]:
+    seen = part_of_axis(x)
+    held = seen.detach()
+    first = held * seen
+    return first, (held * first).sum(0), seen
+
+
+@pytest.mark.parametrize("function", [detached, detached_on_both_sides])
+def test_a_result_that_is_a_view_is_read_detached_by_another_one(function: Any) -> None:
+    def called(run: Any) -> list[Any]:
+        x = torch.linspace(-1, 2, 24, dtype=torch.float64).view(2, 3, 4).requires_grad_()
+        first, *_, seen = results = run(x)
+        return [*results, *torch.autograd.grad(first.sum(), (seen, x))]
+
+    got = called(torch.compile(function, backend="opgraph"))
+    torch.testing.assert_close(got, called(function))
