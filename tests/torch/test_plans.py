@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 from opgraph.errors import Unimplemented  # noqa: E402
@@ -315,6 +316,14 @@ def test_random_numbers_are_drawn_once_whatever_the_shape() -> None:
         torch.manual_seed(seed)
         got = fused(x), torch.rand(())
         assert all(map(torch.equal, got, want))
+
+
+def test_a_first_call_on_tensors_without_data() -> None:
+    """Where ops refuse real tensors, the states of generators are compared all the same."""
+    fused = fuse(lambda x: torch.sigmoid(x) * x)
+    with FakeTensorMode():
+        assert fused(torch.empty(3, 4)).shape == (3, 4)
+    assert close(fused(X), torch.sigmoid(X) * X) and not fused.why_rerun
 
 
 def test_a_custom_op_is_called_once_a_call() -> None:

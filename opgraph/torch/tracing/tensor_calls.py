@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -119,13 +120,14 @@ def _converted(
     return made if dtype is None and device is None else made.to(device=device, dtype=dtype or data.dtype)
 
 
-def _generator_states() -> list[torch.Tensor] | None:
+def _generator_states() -> list[bytes] | None:
     """The states of torch's own random number generators; None while a CUDA graph is captured, which hides them."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return [torch.get_rng_state()]
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    return [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        states += torch.cuda.get_rng_state_all()
+    return [ctypes.string_at(s.data_ptr(), s.nbytes) for s in states]  # in a mode, ops may not take real tensors
 
 
 class Watch(TorchFunctionMode):
@@ -139,10 +141,8 @@ class Watch(TorchFunctionMode):
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn since this was made, or may have been."""
-        before, after = self._before, _generator_states()
-        if before is None or after is None or len(before) != len(after):
-            return True
-        return not all(map(torch.equal, before, after))
+        after = _generator_states()
+        return after is None or after != self._before
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
