@@ -19,18 +19,23 @@ import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # pytest's settings name them as well
+    for folder in ("support", "torch/opinfo"):
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
 import network_lines
 import torch
 from network_calls import CASES, CHANGES, LAYOUTS, Case, differs, inputs, more, run
 from network_rounding import Moved, spread
+from opinfo_interpreted import interpreted
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import opgraph.torch as ogt
-from opgraph.runtime import cpu_compiler
 from opgraph.torch.graph import peak_recomputation
 
 #: Of a value; larger ones are left out.
@@ -397,28 +402,29 @@ def main() -> int:
     given = parser.parse_args()
     if given.recompute:
         peak_recomputation.SMALLEST = 1
-    if given.no_compiler:
-        cpu_compiler.find_compiler = lambda: None  # type: ignore[assignment]
     torch.set_num_threads(1)
     begin, _, end = given.seeds.partition(":")
     first, last = int(begin), int(end or sys.maxsize)
     warnings.simplefilter("ignore")
     start, ran, wrong = time.monotonic(), 0, 0
     told_at = start
-    for seed in range(first, last):
-        now = time.monotonic()
-        if now > start + 60 * given.minutes:
-            break
-        if now > told_at + _EVERY:
-            told_at = now
-            print(f"{ran} networks in {now - start:.0f} s, {wrong} with problems; next: --seeds {seed}:", flush=True)
-        ran += 1
-        text = drawn(seed)
-        if next(problems(text, seed), None) is not None:
-            wrong += 1
-            text = shrunk(text, seed)
-            print(f"seed {seed}:", *problems(text, seed), sep="\n  ")
-            print(f"{text}{text.settings()}", flush=True)
+    with interpreted() if given.no_compiler else nullcontext():
+        for seed in range(first, last):
+            now = time.monotonic()
+            if now > start + 60 * given.minutes:
+                break
+            if now > told_at + _EVERY:
+                told_at = now
+                print(
+                    f"{ran} networks in {now - start:.0f} s, {wrong} with problems; next: --seeds {seed}:", flush=True
+                )
+            ran += 1
+            text = drawn(seed)
+            if next(problems(text, seed), None) is not None:
+                wrong += 1
+                text = shrunk(text, seed)
+                print(f"seed {seed}:", *problems(text, seed), sep="\n  ")
+                print(f"{text}{text.settings()}", flush=True)
     print(f"{ran} networks from seed {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0
 
