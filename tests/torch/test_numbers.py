@@ -82,7 +82,10 @@ def test_gradients_where_a_function_saturates(name: str, dtype) -> None:
 def test_softshrink_of_its_limits_has_no_gradient() -> None:
     """In float64 a limit is no number of float32, so that the function is spelled in smaller ops."""
     x = torch.tensor([-0.1, 0.1, -0.1000001, 0.1000001, 0.0], dtype=torch.float64)
-    shrunk = lambda x: F.softshrink(x, 0.1)  # noqa: E731
+
+    def shrunk(x):
+        return F.softshrink(x, 0.1)
+
     assert_same(gradients(fuse(shrunk), x), gradients(shrunk, x))
     assert_same(fuse(shrunk)(x).signbit(), shrunk(x).signbit())
 
@@ -116,7 +119,10 @@ def test_results_where_zeros_infinities_and_nan_meet(dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *NARROW], ids=str)
 def test_nan_to_num_puts_infinities_and_nan_in_place(dtype, numbers: tuple[float, ...]) -> None:
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.3], dtype=dtype)
-    replaced = lambda x: torch.nan_to_num(-x, *numbers)  # noqa: E731
+
+    def replaced(x):
+        return torch.nan_to_num(-x, *numbers)
+
     assert_same(fuse(replaced)(x), replaced(x))
     assert_same(gradients(fuse(replaced), x), gradients(replaced, x))
 
@@ -130,7 +136,10 @@ def test_floors_of_quotients_of_the_largest_integers(name: str, dtype: torch.dty
     column = torch.tensor([n - 2**info.bits if n > info.max else n for n in ends]).to(dtype)
     a, b = (t.contiguous() for t in torch.broadcast_tensors(column[:, None], column[column != 0]))
     assert_same(fuse(PAIRS[name])(a, b), PAIRS[name](a, b))
-    by_number = lambda a: (PAIRS[name](a, 3), PAIRS[name](a * 1, info.max))  # noqa: E731
+
+    def by_number(a):
+        return PAIRS[name](a, 3), PAIRS[name](a * 1, info.max)
+
     for got, expected in zip(fuse(by_number)(a), by_number(a), strict=True):
         assert_same(got, expected)
 

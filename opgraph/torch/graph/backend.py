@@ -215,7 +215,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             )
             return _unfused(graph)
         draws = any(map(draws_numbers, graph.graph.nodes))
-        return with_gradients_of_eager(graph, made, draws, depends, lambda: _reads_numbers(captured))
+        return with_gradients_of_eager(graph, made, draws, depends, lambda: _gradients_may_depend_on_inputs(captured))
 
     compile.is_opgraph = True  # type: ignore[attr-defined]
     return compile
@@ -292,8 +292,8 @@ def check_rounding(rounding: object) -> None:
         raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
 
 
-def _reads_numbers(captured: Captured) -> bool:
-    """Whether a graph's backward reads floats that forward kept and that follow from the graph's inputs."""
+def _gradients_may_depend_on_inputs(captured: Captured) -> bool:
+    """Whether a graph's backward reads floats that forward kept, and that follow from the graph's inputs."""
     assert captured.forward is not None and captured.backward is not None
     follows: set[str] = set()
     for node in captured.forward.module.graph.nodes:

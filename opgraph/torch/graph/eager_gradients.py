@@ -102,7 +102,7 @@ def with_gradients_of_eager(
     call: Callable[..., Any],
     draws: bool,
     depends: Dependencies,
-    reads_numbers: Callable[[], bool],
+    may_depend_on_inputs: Callable[[], bool],
 ) -> Callable[..., Any]:
     """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on, and whose
     gradients can be differentiated.
@@ -112,7 +112,7 @@ def with_gradients_of_eager(
         call: the graph, as AOTAutograd compiled it.
         draws: whether it draws random numbers.
         depends: what `dependencies` found.
-        reads_numbers: whether backward, which has been compiled by then, reads floats that forward kept.
+        may_depend_on_inputs: whether gradients may depend on inputs; asked when backward has been compiled.
     """
     if not depends:
         return call
@@ -136,7 +136,7 @@ def with_gradients_of_eager(
         shown = next((place for place, node in enumerate(nodes) if node not in before), -1)
         if shown >= 0:
             is_same = runs_again and versions == _versions(args)
-            backward = _Backward(graph, nodes[shown], results, depends, args, edges, is_same, reads_numbers)
+            backward = _Backward(graph, nodes[shown], results, depends, args, edges, is_same, may_depend_on_inputs)
             backward.follow(nodes[shown], args)
         return results
 
@@ -156,7 +156,7 @@ class _Backward:
         depends: what `dependencies` found.
         edges: the places of the arguments, by where their gradients went before the call.
         runs_again: whether the graph would compute the same when it runs again.
-        reads_numbers: whether backward, once it is compiled, reads floats that forward kept.
+        may_depend_on_inputs: as of `with_gradients_of_eager`.
 
     Attributes:
         function: the class of the node.
@@ -171,9 +171,9 @@ class _Backward:
         args: Sequence[Any],
         edges: dict[Any, int],
         runs_again: bool,
-        reads_numbers: Callable[[], bool],
+        may_depend_on_inputs: Callable[[], bool],
     ) -> None:
-        self._reads_numbers = reads_numbers
+        self._may_depend_on_inputs = may_depend_on_inputs
         self.function = function = node._forward_cls
         self._graph = graph
         self._backward: Callable[..., Any] = function.backward
@@ -245,7 +245,7 @@ class _Backward:
         args = self._arguments(ctx) if torch.is_grad_enabled() and self._runs_again else None
         if args is None:
             results = self._backward(ctx, *given)
-            return self._refusing(ctx, results) if torch.is_grad_enabled() and self._reads_numbers() else results
+            return self._refusing(ctx, results) if torch.is_grad_enabled() and self._may_depend_on_inputs() else results
         views = {id(a): a.view_as(a) for a in args if _is_tensor(a) and a.requires_grad}
         results = self._graph.forward(*(views.get(id(a), a) for a in args))
         pairs = [(results[r], g) for r, g in zip(self._results, gradients, strict=True) if r is not None]
@@ -268,10 +268,8 @@ class _Backward:
         leaves = (getattr(source, "variable", None) for source, _ in ctx.next_functions)
         others = (a() for a in ctx.opgraph_arguments.values() if isinstance(a, ref))
         inputs = {id(t): t for t in (*leaves, *others) if t is not None and t.requires_grad}
-        return tuple(
-            _Refusing.apply(g, *inputs.values()) if _is_tensor(g) and g.is_floating_point() else g  # type: ignore[no-untyped-call]
-            for g in gradients
-        )
+        refusing: Any = _Refusing.apply
+        return tuple(refusing(g, *inputs.values()) if _is_tensor(g) and g.is_floating_point() else g for g in gradients)
 
     def _arguments(self, ctx: Any) -> list[Any] | None:
         """The arguments of a call; None where they are not what they were."""

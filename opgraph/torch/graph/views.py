@@ -55,7 +55,8 @@ def is_alias(node: Node) -> bool:
     if node.op != "call_function" or is_view(node):
         return False
     if node.target is operator.getitem:
-        return is_alias(node.args[0])  # type: ignore[arg-type]
+        (call, *_) = node.all_input_nodes
+        return is_alias(call)
     return _gives_back(node.target)
 
 

@@ -120,7 +120,7 @@ def measured(
         watch.bytes = roles.input_bytes
         stack.enter_context(watch)
         stack.enter_context(watched_by(watch))
-        with recorder.recording(watch), _values_needed(dry_run, label):
+        with recorder.recording(watch), _with_plain_errors(dry_run, label):
             outputs = model_or_fn(*inputs, **kwargs)
         after_forward = watch.bytes
         with watch.paused():
@@ -205,7 +205,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _values_needed(dry_run: bool, label: str) -> Iterator[None]:
+def _with_plain_errors(dry_run: bool, label: str) -> Iterator[None]:
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:

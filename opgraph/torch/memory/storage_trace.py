@@ -81,6 +81,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         uncounted: the ops of a dry run whose workspaces only a library knows, by name.
     """
 
+    #: Random ops that backward replays run in such operators.
+    supports_higher_order_operators = True
+
     def __init__(self, before: Mapping[int, object], placing: Recorder, *, dry_run: bool, meta: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
@@ -100,9 +103,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._paused = False
         self._changed = False
-
-    #: Random ops that backward replays run in such operators.
-    supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

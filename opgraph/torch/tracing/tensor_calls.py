@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -122,11 +122,11 @@ def _converted(
 
 def _generator_states() -> list[bytes] | None:
     """The states of torch's own random number generators; None while a CUDA graph is captured, which hides them."""
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        if torch.cuda.is_current_stream_capturing():
+    states, cuda = [torch.get_rng_state()], cast(Any, torch.cuda)
+    if cuda.is_initialized():
+        if cuda.is_current_stream_capturing():
             return None
-        states += torch.cuda.get_rng_state_all()
+        states += cuda.get_rng_state_all()
     return [ctypes.string_at(s.data_ptr(), s.nbytes) for s in states]  # in a mode, ops may not take real tensors
 
 
