@@ -40,6 +40,15 @@ def the_same_numbers_every_time() -> None:
 
 
 @pytest.fixture
+def interpreted_kernels() -> Iterator[None]:
+    """Nothing is compiled: captured graphs run the loops of their kernels op by op."""
+    from opinfo_interpreted import interpreted  # needs torch
+
+    with interpreted():
+        yield
+
+
+@pytest.fixture
 def no_cache() -> Iterator[None]:
     """No partition is taken for one that was compiled before."""
     before = og.onednn.get_compiled_partition_cache_capacity()

@@ -8,19 +8,12 @@ torch = pytest.importorskip("torch")
 
 import network_calls  # noqa: E402
 from network_calls import CASES  # noqa: E402
-from opinfo_interpreted import interpreted  # noqa: E402
 from random_networks import Text, drawn, problems, shrunk  # noqa: E402
 
 from opgraph.torch.graph import min_cut  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def without_a_compiler():
-    """What is captured and planned counts here; `python tests/accuracy/random_networks.py` compiles kernels."""
-    with interpreted():
-        yield
+#: What is captured and planned counts here; `python tests/accuracy/random_networks.py` compiles kernels.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -6,19 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from opinfo_interpreted import interpreted  # noqa: E402
 from random_programs import problem  # noqa: E402
 
 from opgraph.torch.tracing.guard_discovery import _Walk  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-@pytest.fixture(autouse=True)
-def without_a_compiler():
-    """What is traced and compared counts here; `random_programs.py --compiled` compiles kernels."""
-    with interpreted():
-        yield
+#: What is traced and compared counts here; `random_programs.py --compiled` compiles kernels.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
 @pytest.mark.parametrize("way", ["function", "helpers"])
