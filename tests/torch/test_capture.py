@@ -1285,6 +1285,24 @@ def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
     torch.testing.assert_close(fused.w.grad, model.w.grad)
 
 
+def test_gradients_of_windows_of_another_size_for_which_the_graph_is_specialized() -> None:
+    """Dynamo has a symbol for the rows, and AOTAutograd, which specializes the graph to narrow it, a number."""
+
+    def function(x):
+        value = x.reshape(x.shape[0], -1) * 3
+        return value.unfold(1, 2, 1), value.narrow(0, 0, min(value.shape[0], 2)) * 2
+
+    fused = torch.compile(function, backend="opgraph")
+    for rows in (3, 7):
+        gradients = []
+        for f in (function, fused):
+            x = torch.linspace(-1, 1, rows * 6).view(rows, 2, 3).requires_grad_()
+            results = f(x)
+            torch.autograd.backward(results, [torch.linspace(-1, 2, r.numel()).view(r.shape) for r in results])
+            gradients.append(x.grad)
+        torch.testing.assert_close(*gradients)
+
+
 def unsqueezed_in_place(self, x):
     value = torch.sin(x)
     value.unsqueeze_(0)

@@ -192,12 +192,13 @@ def copy_overlapping_results(graph: GraphModule) -> None:
 
 
 def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether several elements of a tensor of known sizes, with no expanded axis, are one element of memory."""
+    """Whether several elements of a tensor with no expanded axis are one element of memory.
+
+    Of symbolic sizes the present ones decide: AOTAutograd may specialize the graph to them.
+    """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or _is_expanded(value):
         return False
-    axes = [(stride, size) for stride, size in zip(value.stride(), value.shape, strict=True)]
-    if not all(isinstance(number, int) for axis in axes for number in axis):
-        return False
+    axes = [(hint(stride), hint(size)) for stride, size in zip(value.stride(), value.shape, strict=True)]
     reached = 0
     for stride, size in sorted(axis for axis in axes if axis[1] > 1):
         if stride <= reached:
