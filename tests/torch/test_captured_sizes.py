@@ -357,6 +357,24 @@ def test_a_graph_with_several_results_keeps_its_symbols(programs):
     assert counts == [1, 2, 2, 2, 2]
 
 
+def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
+    """The fake tensors of the run on which dependencies are found had numbers for sizes, and `reshape` compared them
+    with the symbol: each batch size was captured and compiled anew."""
+
+    def function(x):
+        rows = x.view(x.shape[0], -1) * 3
+        return rows.exp(), rows.sin()
+
+    counters = torch._dynamo.utils.counters["stats"]
+    fused = torch.compile(function, backend="opgraph")
+    before, counts = counters["unique_graphs"], []
+    for batch in (3, 7, 9, 11):
+        x = torch.randn(batch, 2, 3, requires_grad=True)
+        torch.testing.assert_close(fused(x), function(x))
+        counts.append(counters["unique_graphs"] - before)
+    assert counts == [1, 2, 2, 2]
+
+
 def test_images_of_other_sizes_make_no_programs(programs):
     """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
     model = nn.Sequential(

@@ -41,7 +41,7 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     """What each result of Dynamo's graph depends on; empty for a graph without gradients.
 
     Args:
-        example_inputs: fake tensors, on which the graph is run, and sizes.
+        example_inputs: real or fake tensors, and sizes.
     """
     if not torch.is_grad_enabled():
         return ()
@@ -52,8 +52,8 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     if sum(_is_tensor(v) and v.requires_grad for v in made) + sum(is_written) < 2:
         return same
     try:
-        with on_stand_ins(example_inputs):
-            inputs = [t.detach().requires_grad_(t.requires_grad) if _is_tensor(t) else t for t in example_inputs]
+        with on_stand_ins(graph, example_inputs) as fakes:
+            inputs = [t.detach().requires_grad_(t.requires_grad) if _is_tensor(t) else t for t in fakes]
             # Autograd lets nobody write into a leaf. `forward` alone: a call of a GraphModule prints where it failed.
             given = [t.clone() if wrote else t for t, wrote in zip(inputs, is_written, strict=True)]
             results = graph.forward(*given)

@@ -19,7 +19,7 @@ from torch._decomp import get_decompositions as get_decompositions
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 
-from opgraph.runtime.providers.torch_internals import dispatch_modes, fake_mode_of
+from opgraph.runtime.providers.torch_internals import FakeTensor, dispatch_modes, fake_mode_of
 
 
 def order_in_memory(*operands: torch.Tensor) -> list[int]:
@@ -143,25 +143,32 @@ def compiled_node(made: Any) -> Any:
 
 
 @contextmanager
-def on_stand_ins(inputs: Sequence[Any]) -> Iterator[None]:
+def on_stand_ins(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
     """While this lasts, torch computes with fake tensors, autograd records, and nobody's saved-tensor hooks are called.
 
     Ops run in the forms that Dynamo traces. Of some the C++ form reads sizes as numbers (`F.pad`), which would fix
-    symbols to the sizes of this call.
+    symbols to the sizes of this call. So would fake tensors made from real ones: they are made from Dynamo's own.
 
     Args:
-        inputs: fake tensors of one mode, and sizes.
+        graph: of Dynamo.
+        inputs: of the graph, as a backend gets them: real or fake tensors, and sizes.
+
+    Yields: the inputs, with fake tensors for real ones.
 
     Raises:
-        ValueError: there is no fake tensor among them.
+        ValueError: nothing says with which fake tensors the graph is compiled.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
     fakes = fake_mode_of(inputs)
     if fakes is None:
         raise ValueError("no fake tensors")
+    places = graph.graph.find_nodes(op="placeholder")
+    known = [n.meta.get("example_value", t) for n, t in zip(places, inputs, strict=True)]
+    is_real = [isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor) for t in inputs]
+    made = [fakes.from_tensor(fake) if real else t for fake, real, t in zip(known, is_real, inputs, strict=True)]
     with _faking(fakes), enable_python_dispatcher(), torch.enable_grad():
-        yield
+        yield made
 
 
 @contextmanager
