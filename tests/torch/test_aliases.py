@@ -73,6 +73,27 @@ def test_backward_has_what_a_view_of_a_written_input_held(read: Any, memory: Any
     torch.testing.assert_close(got, gradient(function))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("memory", ["least", "fast", 0.5, 0.0])
+def test_a_part_of_a_graph_keeps_no_input_that_a_later_part_writes(dtype: Any, memory: Any) -> None:
+    """A result that another one is computed from ends a part; of fewest bytes may be an input, not what is read."""
+
+    def function(x: Any, w: Any) -> Any:
+        a = x.float().cos() * w
+        b = a.sin() @ w.mT
+        x.add_(b.detach()[:, :1].to(x.dtype))
+        return a, b
+
+    def gradient(run: Any) -> Any:
+        x, w = (t.float() for t in tensors())
+        a, b = run(x.to(dtype), w.requires_grad_())
+        (a.sum() + b.sum()).backward()
+        return w.grad
+
+    got = gradient(torch.compile(function, backend="opgraph", options={"memory": memory}))
+    torch.testing.assert_close(got, gradient(function))
+
+
 @pytest.mark.parametrize(
     "function",
     [

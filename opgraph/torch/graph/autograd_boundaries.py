@@ -34,6 +34,7 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
         return compile(graph, example_inputs)
     _write_numbers(graph)
     whole = split_module(graph, graph, parts.__getitem__, keep_original_order=True)
+    _mark_written_later(whole)
     values: dict[Node, Any] = {}
     functions: dict[str, Callable[..., Any]] = {}
     #: For each part, which of its results were made while no gradients were recorded, and such results by themselves:
@@ -66,6 +67,26 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
         dead = [str(n) for n in node.all_input_nodes if node.op != "output" and next(reversed(n.users)) is node]
         lines += [f"del {', '.join(dead)}"] if dead else []
     return _function(whole.graph, lines, functions)
+
+
+#: The key in the meta of a part's input that a later part writes to.
+_WRITTEN_LATER = "opgraph_written_later"
+
+
+def _mark_written_later(whole: GraphModule) -> None:
+    """Marks the inputs of the parts of a graph that later parts write to."""
+    written: set[int | None] = set()
+    for node in whole.graph.find_nodes(op="call_module")[::-1]:
+        part: Any = whole.get_submodule(str(node.target))
+        for place in part.graph.find_nodes(op="placeholder"):
+            place.meta[_WRITTEN_LATER] = memory_of(place) in written
+        written |= {memory_of(n) for call in part.graph.nodes for n in written_arguments(call)} - {None}
+
+
+def written_later(part: GraphModule) -> set[int]:
+    """The places of the inputs that another part of the same graph writes to when this one has run."""
+    places = part.graph.find_nodes(op="placeholder")
+    return {i for i, place in enumerate(places) if place.meta.get(_WRITTEN_LATER)}
 
 
 def _write_numbers(graph: GraphModule) -> None:

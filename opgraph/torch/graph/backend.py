@@ -30,7 +30,7 @@ from opgraph.runtime.providers.torch_internals import (
     without_modes,
 )
 from opgraph.torch.graph.aten import is_random
-from opgraph.torch.graph.autograd_boundaries import compile_parts
+from opgraph.torch.graph.autograd_boundaries import compile_parts, written_later
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions, shows_statistics
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
@@ -202,7 +202,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                     fw_compiler=part("forward"),
                     bw_compiler=part("backward"),
                     inference_compiler=part("inference"),
-                    partition_fn=partitioner(memory),
+                    partition_fn=partitioner(memory, written_later(graph)),
                     decompositions=decompositions(shows_statistics=shows_statistics(graph)),
                     keep_inference_input_mutations=True,
                 )(graph, example_inputs)

@@ -10,7 +10,7 @@ left are obeyed. With a budget torch's own rules decide, which may run library o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias
 
@@ -57,11 +57,12 @@ def check_memory(memory: object) -> None:
         )
 
 
-def partitioner(memory: Memory) -> Callable[..., Any]:
+def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[..., Any]:
     """What splits a joint graph into forward and backward, as AOTAutograd calls it.
 
     Args:
         memory: "least", "fast", or torch's activation memory budget.
+        written_later: the places of inputs that another graph writes to before backward.
 
     Raises:
         InvalidArguments: none of these.
@@ -84,7 +85,7 @@ def partitioner(memory: Memory) -> Callable[..., Any]:
             fold_constants(joint)
             channels_last(joint, has_gradients=True)
         share_constants(joint)
-        for node in reading_what_is_written(joint.graph) | clones_of_inputs(joint.graph):
+        for node in reading_what_is_written(joint.graph, written_later) | clones_of_inputs(joint.graph):
             node.meta.setdefault("recompute", _KEPT)
         joint.graph.eliminate_dead_code()
         if memory != "least":
@@ -155,11 +156,12 @@ def _kept_bytes(forward: Graph, results: int) -> tuple[float, float, float]:
     return sum(sizes.values()), inputs, sum(size for node, size in sizes.items() if node in drawn)
 
 
-def reading_what_is_written(joint: Graph) -> set[Node]:
-    """What is computed from the memory of inputs that the graph writes into, which in backward has other values."""
+def reading_what_is_written(joint: Graph, written_later: Container[int]) -> set[Node]:
+    """What is computed from the memory of inputs that the graph, or a later one, writes into: in backward it has other
+    values."""
     found: set[Node] = set()
     waiting: list[Any] = [node.args[0] for node in joint.nodes if node.target is aten.copy_.default]
-    waiting += inputs_written_afterwards(joint)
+    waiting += inputs_written_afterwards(joint, written_later)
     while waiting:
         for user in waiting.pop().users:
             if is_view(user) or is_alias(user):

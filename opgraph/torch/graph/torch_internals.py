@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dis
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodDescriptorType
 from typing import Any
@@ -514,11 +514,17 @@ def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any
     translator.output.guards.add(Guard(GlobalStateSource(), create))
 
 
-def inputs_written_afterwards(joint: torch.fx.Graph) -> list[torch.fx.Node]:
-    """The inputs of a joint graph that AOTAutograd writes to when the forward has run, as its results are described."""
+def inputs_written_afterwards(joint: torch.fx.Graph, places: Container[int]) -> list[torch.fx.Node]:
+    """The inputs of a joint graph that are written to when the forward has run: by AOTAutograd, as its results are
+    described, or by a later graph.
+
+    Args:
+        places: of inputs of Dynamo's graph that a later one writes to.
+    """
     described = joint.output_node().meta.get("desc") or []
-    written = [getattr(d, "mutated_input", None) for d in described]
-    return [n for n in joint.find_nodes(op="placeholder") if n.meta.get("desc") in written and "desc" in n.meta]
+    written = {getattr(d, "mutated_input", None) for d in described} - {None}
+    inputs = {n: n.meta.get("desc") for n in joint.find_nodes(op="placeholder")}
+    return [n for n, desc in inputs.items() if desc in written or getattr(desc, "idx", None) in places]
 
 
 def saved_outputs(output: torch.fx.Node) -> list[bool]:
