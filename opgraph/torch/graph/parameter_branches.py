@@ -25,6 +25,7 @@ from opgraph.runtime.providers.torch_internals import HigherOrderOperator, dispa
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.program_text import unwatched, watchers
+from opgraph.torch.tracing.tensor_calls import draws
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
@@ -181,14 +182,6 @@ def _until(last: Node, graph: Graph) -> Iterator[Node]:
             return
 
 
-#: Parts of the names of torch functions and methods that draw random numbers.
-_DRAWING = (
-    "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "fractional_max_pool", "geometric",
-    "gumbel", "lobpcg", "lowrank", "multinomial", "normal", "poisson", "rand", "rrelu", "scaled_dot_product",
-    "standard_gamma", "uniform",
-)  # fmt: skip
-#: Names with such parts, of functions that draw none.
-_NOT_DRAWING = ("native_dropout_backward", "normalize", "poisson_nll_loss", "rrelu_with_noise_backward")
 #: Functions that draw only by arguments: the names of these, their places, and what they are where they are left out.
 _DRAWING_BY = {
     "multi_head_attention_forward": (("dropout_p", 10, 0.0), ("training", 13, True)),
@@ -204,7 +197,7 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
     if name in _DRAWING_BY:
         given = ((node.args[p] if p < len(node.args) else node.kwargs.get(n, d)) for n, p, d in _DRAWING_BY[name])
         return all(isinstance(argument, Node) or bool(argument) for argument in given)
-    return name not in _NOT_DRAWING and any(word in name for word in _DRAWING)
+    return draws(name)
 
 
 def written_arguments(node: Node) -> list[Node]:

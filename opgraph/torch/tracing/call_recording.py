@@ -23,7 +23,7 @@ from opgraph.torch.tracing.expansions import (
 from opgraph.torch.tracing.proxy import LAYOUT, Proxy, answer, proxies
 from opgraph.torch.tracing.result_layout import torch_call
 from opgraph.torch.tracing.session import CHANGES, MAKES, RUNS, Node, Number, Session
-from opgraph.torch.tracing.tensor_calls import function_name
+from opgraph.torch.tracing.tensor_calls import draws, function_name
 
 
 def record(
@@ -204,12 +204,6 @@ _PRODUCTS = frozenset(
         "scaled_dot_product_attention",
     )
 )  # fmt: skip
-_RANDOM = frozenset(
-    (
-        "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "rrelu",
-        "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal_", "uniform_", "gumbel_softmax",
-    )
-)  # fmt: skip
 _GRADIENTS = frozenset(
     ("grad", "grad_fn", "requires_grad_", "backward", "register_hook", "retain_grad", "is_leaf", "_version", "_grad")
 )
@@ -229,7 +223,7 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
         raise trace_errors.unknown(name, "a reduction over data is no pointwise function", outside)
     if name in _PRODUCTS:
         raise trace_errors.unknown(name, "it is no pointwise function; a library runs it better", outside)
-    if name in _RANDOM:
+    if draws(name):
         raise trace_errors.random(name)
     if name in _GRADIENTS:
         raise trace_errors.unknown(

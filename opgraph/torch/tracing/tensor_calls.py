@@ -43,6 +43,23 @@ def writes(func: Callable[..., Any]) -> bool:
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
+#: Parts of the names of torch functions and methods that draw random numbers.
+_DRAWING = (
+    "bernoulli", "binomial", "cauchy", "dirichlet", "dropout", "exponential", "fractional_max_pool", "geometric",
+    "gumbel", "lobpcg", "lowrank", "multinomial", "normal", "poisson", "rand", "rrelu", "scaled_dot_product",
+    "standard_gamma", "uniform",
+)  # fmt: skip
+#: Names with such parts, of functions that draw none.
+_NOT_DRAWING = frozenset(
+    ("__rand__", "native_dropout_backward", "normalize", "poisson_nll_loss", "rrelu_with_noise_backward")
+)  # fmt: skip
+
+
+def draws(name: str) -> bool:
+    """Whether a torch function or method of this name draws random numbers, by some of its arguments at least."""
+    return name not in _NOT_DRAWING and any(part in name for part in _DRAWING)
+
+
 def told_to_write(kwargs: Mapping[str, Any]) -> bool:
     """Whether a call is told to write by an argument: `out=`, `inplace=True`, `max_norm=` of an embedding.
 
