@@ -32,7 +32,7 @@ from opgraph.runtime.providers.torch_internals import (
 from opgraph.torch.graph.aten import is_random
 from opgraph.torch.graph.autograd_boundaries import compile_parts, written_later
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
-from opgraph.torch.graph.decompositions import decompositions, shows_statistics
+from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
 from opgraph.torch.graph.eager_gradients import dependencies, with_gradients_of_eager
 from opgraph.torch.graph.known_faults import (
@@ -47,6 +47,7 @@ from opgraph.torch.graph.known_faults import (
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
 from opgraph.torch.graph.node_origin import mark_recomputed
+from opgraph.torch.graph.norm_decompositions import shows_statistics
 from opgraph.torch.graph.parameter_branches import fold_branches
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.program_text import restrided, same_strides

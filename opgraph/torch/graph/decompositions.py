@@ -3,24 +3,19 @@
 An op is decomposed where its parts fuse with what stands around it (norms, softmax, losses, dropout), or where opgraph
 has no op of its own for it. Activations that opgraph has (SiLU, GELU, Mish) and their derivatives stay whole. Library
 ops (convolutions, products, attention, embeddings) stay whole too.
-
-Of norms of f16 and bf16, mean and inverse deviation reach the backward pass in f32, in which they are computed. On the
-CPU torch's decompositions round them to the dtype of the input. Eager torch does so where parameters have that dtype,
-too; next to f32 parameters, as under autocast, it keeps f32. Rounded statistics are far from the truth: around 100 a
-mean of bf16 is off by up to 0.25.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
 
-from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory, suggest_memory_format
+from opgraph.torch.graph.norm_decompositions import NARROW, norm_decompositions
+from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory
 
 aten = torch.ops.aten
 #: Ops of two operands to which torch's rules for tensors without data give other strides than its kernels do, where the
@@ -30,13 +25,6 @@ _IN_ONE_ORDER = (
     aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default,
     aten.xlogy.Tensor,
 )  # fmt: skip
-_NARROW = (torch.float16, torch.bfloat16)
-#: Ops whose second and third results are the statistics.
-_MAKERS = (
-    "_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit",
-    "_native_batch_norm_legit_functional", "native_batch_norm", "native_group_norm", "native_layer_norm",
-)  # fmt: skip
-_BATCH_NORMS = (*(name for name in _MAKERS if "batch_norm" in name), "_native_batch_norm_legit_no_training")
 #: How losses are reduced, as ATen numbers it: by their mean.
 _MEAN = 1
 
@@ -62,11 +50,11 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     """Decompositions by ATen overload, as AOTAutograd takes them.
 
     Args:
-        shows_statistics: mean and inverse deviation of norms may be results of the graph (`norms`).
+        shows_statistics: mean and inverse deviation of norms may be results of the graph (`norm_decompositions`).
     """
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table = dict(get_decompositions(packets))
-    table |= decompositions_of_norms(table, shows_statistics=shows_statistics)
+    table |= norm_decompositions(table, shows_statistics=shows_statistics)
     table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
     table[aten.pow.Scalar] = _of_contiguous(aten.pow.Scalar, 1)
     table[aten.index.Tensor] = _index
@@ -209,7 +197,7 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
     """Softmax that is 0 in rows of -inf alone, as attention takes it where a mask hides everything."""
     made = dtype or x.dtype
     x = x.to(made)
-    x = x.float() if made in _NARROW else x
+    x = x.float() if made in NARROW else x
     if x.dim() == 0 or x.numel() == 0:
         return torch.where(x == -math.inf, 0.0, torch.softmax(x, dim)).to(made)
     largest = x.amax(dim, keepdim=True)
@@ -254,7 +242,7 @@ def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_
 
 
 def _widened(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in _NARROW else x
+    return x.float() if x.dtype in NARROW else x
 
 
 def _elu_backward(
@@ -325,82 +313,3 @@ def _var_mean(
     left = max(count - taken, 0)
     variance = squares if taken == 0 else squares * (count / left if left else math.inf)
     return (variance, mean) if keepdim else (variance.squeeze(axes), mean.squeeze(axes))
-
-
-def decompositions_of_norms(
-    by_torch: dict[Any, Callable[..., Any]], *, shows_statistics: bool
-) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of the ops that make statistics, and of batch norms, by ATen overload.
-
-    Args:
-        by_torch: torch's decompositions.
-        shows_statistics: the graph may return statistics: they have the dtype that eager torch gives them.
-    """
-    made = dict(by_torch)
-    made.update((o, _without_eps(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
-    made.update((o, _with_wide_statistics(made[o], shows_statistics)) for o in _overloads(_MAKERS, by_torch))
-    made.update((o, _laid_out(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
-    return {o: decomposition for o, decomposition in made.items() if decomposition is not by_torch[o]}
-
-
-def _overloads(names: Iterable[str], known: Container[Any]) -> list[Any]:
-    packets = [getattr(aten, name) for name in names]
-    return [found for packet in packets for o in packet.overloads() if (found := getattr(packet, o)) in known]
-
-
-def _without_eps(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch norm whose `eps` may be 0: of a channel of one number the inverse deviation is 0 in torch's kernels, so
-    that the channel becomes the bias. Torch's decompositions make it infinite."""
-
-    def decomposed(x: torch.Tensor, weight: Any, bias: Any, *args: Any) -> tuple[torch.Tensor, ...]:
-        y, mean, inverse, *rest = decomposition(x, weight, bias, *args)
-        if args[-1] == 0 and inverse.numel():
-            inverse = torch.where(inverse == math.inf, 0.0, inverse)
-            of_channels = [1, -1] + [1] * (x.dim() - 2)
-            y = (x - mean.view(of_channels)) * inverse.view(of_channels)
-            y = y if weight is None else y * weight.view(of_channels)
-            y = y if bias is None else y + bias.view(of_channels)
-        return (y, mean, inverse, *rest)
-
-    return decomposed
-
-
-def _laid_out(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch norm whose first result lies as torch's kernels on the CPU lay it out: contiguous, or channels last where
-    its input does. Torch's decompositions lay it out as the input."""
-
-    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        y, *rest = decomposition(x, *args, **kwargs)
-        return (y.contiguous(memory_format=suggest_memory_format(x)) if x.device.type == "cpu" else y, *rest)
-
-    return decomposed
-
-
-def _with_wide_statistics(by_torch: Callable[..., Any], shows_statistics: bool) -> Callable[..., Any]:
-    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        if x.dtype not in _NARROW:
-            made: tuple[torch.Tensor, ...] = by_torch(x, *args, **kwargs)
-            return made
-        y, mean, inverse, *rest = by_torch(x.float(), *args, **kwargs)
-        if shows_statistics and x.device.type == "cpu":
-            others = [a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-            kept = others[0] if others else x.dtype
-            mean, inverse = mean.to(kept), inverse.to(kept)
-        return (y.to(x.dtype), mean, inverse, *rest)
-
-    return decomposed
-
-
-def shows_statistics(graph: GraphModule) -> bool:
-    """Whether a graph of torch functions calls an op that returns statistics, so that they may be results."""
-    return any(_name(node) in _MAKERS for node in _nodes(graph))
-
-
-def _name(node: Node) -> str:
-    return getattr(node.target, "__name__", "").partition(".")[0]
-
-
-def _nodes(graph: GraphModule) -> Iterator[Node]:
-    for module in graph.modules():
-        if isinstance(module, GraphModule):
-            yield from module.graph.nodes
