@@ -1,10 +1,11 @@
 """What a captured network keeps for backward: the least number of bytes, without running a library op twice.
 
 A minimum cut between forward and backward, weighted by bytes, finds the values to keep. Pointwise ops, views, casts,
-fills and copies may be computed again in backward; a library op and anything random never are. Of equal cuts the one
-nearest the backward is taken, so that the shortest chains are computed again. The result stands in the graph as tags
-(`CheckpointPolicy.MUST_SAVE`), and torch's partitioner splits the graph by them; tags that activation checkpointing
-left are obeyed. With a budget torch's own rules decide, which may run library ops again.
+fills and copies may be computed again in backward; a library op and anything random never are. Of cuts that differ by
+less than 1 in 128 the one is taken whose values are in memory in any case; of equal ones the one nearest the backward,
+so that the shortest chains are computed again. The result stands in the graph as tags (`CheckpointPolicy`), which leave
+torch's partitioner no choice: it would weigh values by rules of its own. Tags that activation checkpointing left are
+obeyed. With a budget torch's own rules decide, which may run library ops again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
-from opgraph.torch.graph.aten import is_random, packet, value_of
+from opgraph.torch.graph.aten import is_computed, is_random, packet, value_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constant_folding import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.layouts import channels_last
@@ -45,6 +46,8 @@ _COPIES = frozenset(
 PARAMETER = "opgraph_parameter"
 #: In the meta of the copies that `hold_compared` makes.
 _HELD = "opgraph_held"
+#: The part of its bytes by which a cut may be larger than the least one, to keep what is in memory in any case.
+_NEARLY = 1 / 128
 _KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
@@ -97,13 +100,16 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
                 if is_random(node):
                     node.meta.setdefault("recompute", _KEPT)
             return _within_budget(cut, float(memory), arguments["num_fwd_outputs"])
-        keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
+        keep, again = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         if hold_compared(joint.graph, keep):
-            keep = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
+            keep, again = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         constants = constants_of(joint.graph)
         for node in joint.graph.nodes:
-            if "recompute" not in node.meta and (node in keep or not (node in constants or _may_be_recomputed(node))):
-                node.meta["recompute"] = _KEPT
+            if node in again:
+                if isinstance(value_of(node), torch.Tensor):
+                    node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+            elif node not in constants:
+                node.meta.setdefault("recompute", _KEPT)
         return cut(
             aggressive_recomputation=True,
             recompute_views=True,
@@ -211,8 +217,9 @@ def _remove_held(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> set[Node]:
-    """The values whose bytes together are the fewest from which backward can be computed.
+def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> tuple[set[Node], set[Node]]:
+    """The values whose bytes together are the fewest from which backward can be computed, and the calls of the forward
+    that backward makes again.
 
     Args:
         joint: forward and backward in one graph; backward is what depends on a placeholder `tangents_...`.
@@ -226,12 +233,13 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
     constants = constants_of(joint)  # of symbolic sizes: other ones have been folded
     forward = _computed_forward(joint, forward_outputs)
     free = set(free)
+    preferences = _preferences(joint, backward)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("forward", "backward"))
     for node in nodes:
         if node in backward:
             continue
-        flow.add_edge((node, "in"), (node, "out"), capacity=_weight(node, free))
+        flow.add_edge((node, "in"), (node, "out"), capacity=_weight(node, free) * preferences[node])
         for user in node.users:
             if user in backward:
                 flow.add_edge((node, "out"), "backward", capacity=math.inf)
@@ -242,7 +250,8 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
             flow.add_edge("forward", (node, "in"), capacity=math.inf)
     # networkx puts into the second part all that reaches the sink: this cut is the one nearest the backward.
     _, (before, after) = networkx.minimum_cut(flow, "forward", "backward")
-    return {n for n in nodes if (n, "in") in before and (n, "out") in after}
+    keep = {n for n in nodes if (n, "in") in before and (n, "out") in after}
+    return keep, {n for n in nodes if n.op == "call_function" and (n, "in") in after}
 
 
 def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
@@ -279,6 +288,34 @@ def _may_be_recomputed(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
     return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
+
+
+def _preferences(joint: Graph, backward: AbstractSet[Node]) -> dict[Node, float]:
+    """Factors of weights, which decide between cuts of nearly the same bytes.
+
+    Values that the forward returns are preferred, for the caller holds them, and then those that it writes in any case:
+    a library op makes or reads them, or a later kernel reads them. Others would be written for backward alone.
+
+    Args:
+        backward: the nodes of the backward pass.
+    """
+    library = {n for n in joint.nodes if n.op == "call_function" and not is_view(n) and not is_computed(n)}
+    stages: dict[Node, int] = {}  # the most library ops on a way to a value
+    for node in joint.nodes:
+        stages[node] = max((stages[n] + (n in library) for n in node.all_input_nodes), default=0)
+    found = {}
+    for node in joint.nodes:
+        is_written, is_returned = not is_computed(node), False
+        waiting = [node]
+        while waiting:
+            for user in waiting.pop().users:
+                is_returned |= user.op == "output"
+                if is_view(user):
+                    waiting.append(user)
+                elif user not in backward:
+                    is_written |= user in library or stages[user] > stages[node]
+        found[node] = 1 - _NEARLY if is_returned else 1.0 if is_written else 1 + _NEARLY
+    return found
 
 
 def _weight(node: Node, free: AbstractSet[Node]) -> float:

@@ -1,0 +1,64 @@
+"""What a captured graph keeps: the fewest bytes, and of nearly as few those that are in memory in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opinfo_interpreted import interpreted  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import opgraph.torch as ogt  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fused partitions run op by op")
+#: Bytes of an f32 and of an s64.
+FLOAT, LONG = 4, 8
+
+
+def kept(function: Callable[..., Any], *args: Any) -> int:
+    """Bytes that a compiled function keeps for backward."""
+    torch._dynamo.reset()
+    with interpreted():
+        return int(ogt.saved_tensors(torch.compile(function, backend="opgraph"), *args).totals.kept)
+
+
+def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> None:
+    """Torch's partitioner weighs what a kernel need not write twice: it would keep the logits, and two numbers a row."""
+
+    def loss(x: Any, w: Any, targets: Any) -> Any:
+        return F.cross_entropy(x @ w, targets)
+
+    x, w = torch.randn(6, 5, requires_grad=True), torch.randn(5, 8, requires_grad=True)
+    operands, targets, count = x.nbytes + w.nbytes, 6 * LONG, FLOAT
+    assert kept(loss, x, w, torch.randint(8, (6,))) == operands + targets + count + 6 * 8 * FLOAT
+
+
+@pytest.mark.parametrize(("classes", "numbers"), [(8, 0), (1000, 2)])
+def test_logits_that_are_returned_are_kept_where_that_costs_next_to_nothing(classes: int, numbers: int) -> None:
+    """The caller holds them: the logarithms would be as many bytes again."""
+
+    def loss(x: Any, w: Any, targets: Any) -> Any:
+        logits = x @ w
+        return F.cross_entropy(logits, targets), logits.detach()
+
+    x, w = torch.randn(6, 5, requires_grad=True), torch.randn(5, classes, requires_grad=True)
+    operands, targets, count = x.nbytes + w.nbytes, 6 * LONG, FLOAT
+    rows = 6 * (classes + numbers) * FLOAT
+    assert kept(loss, x, w, torch.randint(classes, (6,))) == operands + targets + count + rows
+
+
+def test_a_norm_of_a_sum_that_is_read_later_keeps_the_sum_and_not_a_result_of_the_same_size() -> None:
+    """With the normalized rows a number less would be kept for each, and nothing else needs them in memory."""
+
+    def block(x: Any, w: Any, v: Any, scale: Any, shift: Any) -> Any:
+        x = x + x @ w
+        return x + F.layer_norm(x, (256,), scale, shift) @ v
+
+    args = [torch.randn(n, 256, requires_grad=True) for n in (32, 256, 256)]
+    args += [torch.randn(256, requires_grad=True) for _ in range(2)]
+    sums, statistics = 32 * 256 * FLOAT, 2 * 32 * FLOAT
+    assert kept(block, *args) == sum(a.nbytes for a in args) + sums + statistics
