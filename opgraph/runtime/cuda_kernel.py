@@ -253,7 +253,8 @@ class CudaKernel:
         keep = tuple(constants.values())
         aligned = alignment(moving)
         packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
-        schedule = choose_schedule(self.lowered.loop, layout, Cuda(aligned))
+        loop = self.lowered.loop if layout.size else self.lowered.plain
+        schedule = choose_schedule(loop, layout, Cuda(aligned))
         shapes = [a.shape for a in ins], layout.results
         if isinstance(schedule, CudaPointwise):
             launches, work = self._pointwise_launches(schedule, shapes), _NO_WORK

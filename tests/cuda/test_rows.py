@@ -72,6 +72,16 @@ def test_norms_with_what_is_before_and_after_are_one_kernel(
         assert_near(got[key], np.asarray(want, np.longdouble), host[key])
 
 
+@pytest.mark.parametrize("factor", ["Multiply(x, m)", "Divide(x, m)"])
+def test_a_sum_of_no_elements_is_0_whatever_its_factors_are(cupy: FakeCupy, factor: str) -> None:
+    """The mean of no elements is no number, and leaves the sum where rows have elements."""
+    text = "graph(x: {t}[n,c]) -> (s)\n  m = ReduceMean(x, axes=[-1], keep_dims=true)\n"
+    f = compiled(f"{text}  p = {factor}\n  s = ReduceSum(p, axes=[-1], keep_dims=true)", "f32")
+    for length in (3, 0):
+        x = samples((4, length), "f32")
+        np.testing.assert_allclose(run(cupy, f, {"x": x})["y"], og.evaluate(f.graph, x=x), rtol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:
     graph = row_graph(seed)
