@@ -15,6 +15,7 @@ from schedules import cuda_launches
 
 import opgraph as og
 from opgraph.codegen.cuda_sums import SumLaunch
+from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import bind
@@ -127,6 +128,30 @@ def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -
     og.compile(g, device="cuda")(held, out=out)
     for key, value in expected.items():
         np.testing.assert_array_equal(out[key].host, value)
+
+
+def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
+    """Sums of rows and of columns are two kernels: the second one would read what the first one has written."""
+    f = og.compile(
+        og.parse(
+            "graph(x: f32[40,3000], q: f32[3000], r: f32[40,1], k: f32[40,1]) -> (s, t)\n  a = Multiply(x, q)\n"
+            "  p = Multiply(a, r)\n  s = SumTo(p, q)\n  t = SumTo(p, k)"
+        ),
+        device="cuda",
+    )
+    shapes = {"x": (40, 3000), "q": (3000,), "r": (40, 1), "k": (40, 1)}
+    feeds = {n: random(s, "f32", i) for i, (n, s) in enumerate(shapes.items())}
+    exact = og.evaluate(f.graph, feeds)
+    x, q, r, k = (cupy.asarray(a) for a in feeds.values())
+    s, t = cupy.empty((3000,), "f4"), cupy.empty((40, 1), "f4")
+    for outs in {"s": q, "t": t}, {"s": s, "t": r}:
+        with pytest.raises(InvalidArguments, match="overlaps an input that is still read"):
+            f(x=x, q=q, r=r, k=k, out=outs)
+    with pytest.raises(InvalidArguments, match="kernels, read it where an earlier one's result would be"):
+        og.compile(f.graph, device="cuda", donate=("q",))
+    f(x=x, q=q, r=r, k=k, out={"s": s, "t": k})  # of which nothing but the shape counts
+    for made, want in ((s, exact["s"]), (k, exact["t"])):
+        np.testing.assert_allclose(made.host, want, rtol=1e-4, atol=1e-3)
 
 
 def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
