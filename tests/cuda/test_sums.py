@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from threading import Barrier
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import nvrtc
 import pytest
-from emulator import FakeArray, FakeCupy
+from emulator import FakeArray, FakeCupy, build
 from nvrtc import together
 from schedules import cuda_launches
 
@@ -152,6 +153,22 @@ def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
     f(x=x, q=q, r=r, k=k, out={"s": s, "t": k})  # of which nothing but the shape counts
     for made, want in ((s, exact["s"]), (k, exact["t"])):
         np.testing.assert_allclose(made.host, want, rtol=1e-4, atol=1e-3)
+
+
+def test_shared_memory_of_an_emulated_kernel_is_its_own() -> None:
+    """The same template in two libraries: its memory would be that of the first one, which may be shorter."""
+    text = """struct Fused {{ enum {{ room = {room} }}; }};
+template <class F> void add(int* total) {{
+  __shared__ int place[F::room];
+  *total = place[0] += 1;
+}}
+extern "C" __global__ void {entry}(int* total) {{ add<Fused>(total); }}"""
+    total = ctypes.c_int()
+    address = ctypes.c_void_p(ctypes.addressof(total))
+    for room in 1, 1000:
+        library = build(text.format(room=room, entry=f"with_{room}"), f"with_{room}")
+        assert library.run((ctypes.c_void_p * 1)(ctypes.addressof(address)), 1, 32, 0) == 0
+        assert total.value == 32
 
 
 def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
