@@ -202,6 +202,27 @@ def test_several_outputs_come_as_a_dict_in_declaration_order() -> None:
     np.testing.assert_array_equal(buffers["s"], got["s"])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "taken", "refused"),
+    [
+        ("s32", {3: 3, True: 1, -0.0: 0}, (2.7, 1 << 40, float("nan"), float("inf"))),
+        ("u8", {200: 200, 7.0: 7}, (300, -1, 0.5)),
+        ("boolean", {False: False, 1: True}, (2, 0.5, float("nan"))),
+        ("f16", {0.1: np.float16(0.1), True: 1}, (10**400,)),
+    ],
+)
+def test_a_number_is_taken_in_the_dtype_of_its_input_or_refused(
+    dtype: str, taken: dict[float, object], refused: tuple[float, ...]
+) -> None:
+    """Floats are rounded; of 2.7 there is no integer."""
+    f = og.compile(og.parse(f"graph(k: {dtype}[]) -> (y)\n  y = Identity(k)"))
+    for given, made in taken.items():
+        assert f(k=given) == made
+    for given in refused:
+        with pytest.raises(og.errors.InvalidDataType, match=rf'^got {given!r} for {dtype}\[\]\n  where: input "k"'):
+            f(k=given)
+
+
 def test_out_may_be_the_input_itself(compiled: og.Executable) -> None:
     feeds = arrays((100,), (), ())
     wanted = compiled(feeds)
