@@ -26,7 +26,7 @@ class Ports:
     """
 
     def __init__(self, tensors: Sequence[LogicalTensor], what: str, defaults: Mapping[str, Any] | None = None) -> None:
-        self._defaults = defaults or {}
+        self._defaults = {name: _read_only(array) for name, array in (defaults or {}).items()}
         self.tensors = tuple(tensors)
         self.names = tuple(port_name(t) for t in tensors)
         self.what = what
@@ -138,6 +138,15 @@ class Ports:
                 fix="give a number that the dtype has",
             )
         return made
+
+
+def _read_only(array: Any) -> Any:
+    """A default as calls see it: one that is an output, too, must not change for further calls."""
+    if not isinstance(array, np.ndarray):
+        return array
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
 
 
 def _numpy_dtype(tensor: LogicalTensor) -> np.dtype[Any] | None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -221,6 +222,19 @@ def test_a_number_is_taken_in_the_dtype_of_its_input_or_refused(
     for given in refused:
         with pytest.raises(og.errors.InvalidDataType, match=rf'^got {given!r} for {dtype}\[\]\n  where: input "k"'):
             f(k=given)
+
+
+def test_a_default_that_is_an_output_does_not_change_for_further_calls() -> None:
+    g = og.Graph()
+    x, d = g.input("x", "f32", (3,)), g.input("d", "f32", (3,))
+    g.output(g.add_op("Multiply", x, d, name="y"))
+    g.output(d)
+    g.defaults["d"] = np.full(3, 2, np.float32)
+    f, ones = og.compile(g), np.ones(3, np.float32)
+    for call in f, partial(og.evaluate, g, dtype=None):
+        with pytest.raises(ValueError, match="read-only"):
+            call(x=ones)["d"][:] = 0
+        np.testing.assert_array_equal(call(x=ones)["y"], 2 * ones)
 
 
 def test_out_may_be_the_input_itself(compiled: og.Executable) -> None:
