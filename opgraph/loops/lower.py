@@ -30,12 +30,15 @@ class Lowered:
 
     Attributes:
         loop: the loop.
+        plain: the loop as it was before any rewriting, with the same loads and stores: rows of no elements need it,
+            whose sum is 0 whatever its factors are.
         loads: the tensor behind each load (inputs of the partition, constants); None for an index or a position.
         stores: the tensor behind each store, the partition's output ports.
         labels: label of each op of the partition, by the tag of a statement.
     """
 
     loop: Loop
+    plain: Loop
     loads: tuple[LogicalTensor | None, ...]
     stores: tuple[LogicalTensor, ...]
     labels: tuple[str, ...]
@@ -219,6 +222,7 @@ def _lowered(partition: Partition, rounding: str, arguments: Collection[int]) ->
     )
     return Lowered(
         loop=loop,
+        plain=loop,
         loads=tuple(operands.tensors),
         stores=outputs,
         labels=tuple(o.label for o in partition.ops),

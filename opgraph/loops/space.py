@@ -51,20 +51,23 @@ def space_of_cut(loop: Loop, shapes: Sequence[Shape]) -> Shape:
     return (*[1] * missing, *shape)
 
 
-def lies_over(loop: Loop, loads: Sequence[int], result: int) -> bool:
+def lies_over(loop: Loop, loads: Sequence[int], result: int, *, sums_last: bool) -> bool:
     """Whether a result may be written over an array of its shape: each element after all that read it.
 
     A value of each row, its axes dropped, lies along other axes of the space than an operand that broadcasts: rows that
-    come later may read what it is written over. Sums are written when everything has been read.
+    come later may read what it is written over.
 
     Args:
         loads: those that read the array.
         result: which store.
+        sums_last: whether sums are written when everything has been read.
     """
     store, read = loop.stores[result], loop.reads()
     aligns = ("rows",) if store.per_row == "dropped" else ("right", "channel")
     found = [load for load in (loop.loads[i] for i in loads) if load.name in read]
-    return store.to is not None or all(load.align in aligns and load.cut == store.cut for load in found)
+    if store.to is not None:
+        return sums_last or not found
+    return all(load.align in aligns and load.cut == store.cut for load in found)
 
 
 def row_shape(store: Store, shape: Shape, row_axes: Sequence[int]) -> Shape:

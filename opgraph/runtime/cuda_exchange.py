@@ -131,7 +131,8 @@ class Hosted:
         library = library_of(views)
         cuda.wait(device, library.stream(device) if stream is None else raw_stream(stream))
         with cuda.OnDevice(device):
-            made = self._run([v.library.to_host(v.owner) for v in views[: self._inputs]])
+            # What only lends its shape is one element, everywhere the same (CudaExchange.zeros).
+            made = self._run([np.broadcast_to(v.library.to_host(v.owner), v.shape) for v in views[: self._inputs]])
             results = []
             for position, result in enumerate(made):
                 target = None if outs is None else outs[position]

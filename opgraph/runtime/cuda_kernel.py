@@ -54,7 +54,8 @@ class CudaKernel:
     def __init__(self, lowered: Lowered, partition: Partition, engine: Engine) -> None:
         self.lowered = lowered
         self.device = engine.index
-        self.operands = Operands(lowered, partition.input_ports, ShapeRules(partition))
+        # Where sums do not go together, one kernel has written some when the next one reads operands.
+        self.operands = Operands(lowered, partition.input_ports, ShapeRules(partition), sums_last=False)
         self._given = self.operands.given
         self._dtypes = self.operands.store_dtypes
         self._first_store = len(lowered.loop.loads)
@@ -253,7 +254,8 @@ class CudaKernel:
         keep = tuple(constants.values())
         aligned = alignment(moving)
         packs = tuple(kinds[position] == CONTIGUOUS for position in brought)
-        schedule = choose_schedule(self.lowered.loop, layout, Cuda(aligned))
+        loop = self.lowered.loop if layout.size else self.lowered.plain
+        schedule = choose_schedule(loop, layout, Cuda(aligned))
         shapes = [a.shape for a in ins], layout.results
         if isinstance(schedule, CudaPointwise):
             launches, work = self._pointwise_launches(schedule, shapes), _NO_WORK

@@ -45,7 +45,8 @@ def donations(
         part = _last_reader(graph, tensor, last)
         fits = [t for t in part.output_ports if _fits(t, tensor, shapes)]
         if fits and not (fits := [t for t in fits if _lies_over(part, runs[partitions.index(part)], tensor, t)]):
-            raise _refused(name, "rows that come later read it where an earlier one's result would be", "leave it out")
+            reason = "rows that come later, or kernels, read it where an earlier one's result would be"
+            raise _refused(name, reason, "leave it out")
         free = [t for t in fits if t.id not in found.values()]
         if not free:
             raise _refused(name, *_why_none_fits(tensor, part, fits))

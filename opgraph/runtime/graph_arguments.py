@@ -26,7 +26,7 @@ class Ports:
     """
 
     def __init__(self, tensors: Sequence[LogicalTensor], what: str, defaults: Mapping[str, Any] | None = None) -> None:
-        self._defaults = defaults or {}
+        self._defaults = {name: _read_only(array) for name, array in (defaults or {}).items()}
         self.tensors = tuple(tensors)
         self.names = tuple(port_name(t) for t in tensors)
         self.what = what
@@ -117,12 +117,36 @@ class Ports:
             check_unmasked(value, f'{self.what} "{port_name(tensor)}"')
             return np.asarray(value)
         if isinstance(value, _SCALARS) and not tensor.dims and self.what != "output":
-            return np.asarray(value, dtypes.get(tensor.dtype).numpy if isinstance(value, (bool, int, float)) else None)
+            return np.asarray(value) if isinstance(value, np.generic) else self._number(value, tensor)
         raise InvalidArguments(
             f"got {type(value).__name__} for {tensor.type_text}",
             where=f'{self.what} "{port_name(tensor)}"',
             fix="pass an array",
         )
+
+    def _number(self, value: bool | int | float, tensor: LogicalTensor) -> np.ndarray:
+        """A number of Python's in the dtype of a port: rounded to floats, in any other dtype itself or refused."""
+        dtype = dtypes.get(tensor.dtype)
+        try:
+            made = np.asarray(value, dtype.numpy)
+        except (OverflowError, ValueError):  # too large, or NaN for an integer
+            made = None
+        if made is None or not (dtype.is_float or made == value):
+            raise InvalidDataType(
+                f"got {value!r} for {tensor.type_text}",
+                where=f'{self.what} "{port_name(tensor)}"',
+                fix="give a number that the dtype has",
+            )
+        return made
+
+
+def _read_only(array: Any) -> Any:
+    """A default as calls see it: one that is an output, too, must not change for further calls."""
+    if not isinstance(array, np.ndarray):
+        return array
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
 
 
 def _numpy_dtype(tensor: LogicalTensor) -> np.dtype[Any] | None:

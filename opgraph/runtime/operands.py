@@ -24,6 +24,7 @@ class Operands:
         lowered: the loop and the tensors behind its operands.
         inputs: the tensors of a call, in order; further operands must be constants.
         rules: what the ops ask of the shapes of a call.
+        sums_last: whether the kernel writes sums when it has read everything.
 
     Attributes:
         given: (load, input) for each load that reads an input.
@@ -31,8 +32,15 @@ class Operands:
         store_dtypes: NumPy dtype of each result.
     """
 
-    def __init__(self, lowered: Lowered, inputs: Sequence[LogicalTensor], rules: ShapeRules | None = None) -> None:
-        self._rules = rules
+    def __init__(
+        self,
+        lowered: Lowered,
+        inputs: Sequence[LogicalTensor],
+        rules: ShapeRules | None = None,
+        *,
+        sums_last: bool = True,
+    ) -> None:
+        self._rules, self._sums_last = rules, sums_last
         self.loop = lowered.loop
         order = {t.id: i for i, t in enumerate(inputs)}
         self.given = tuple((i, order[t.id]) for i, t in enumerate(lowered.loads) if t is not None and t.id in order)
@@ -117,7 +125,8 @@ class Operands:
 
     def lies_over(self, source: int, result: int) -> bool:
         """Whether a result may be exactly the memory of an input of its dtype, shape and strides; both by position."""
-        return lies_over(self.loop, [load for load, given in self.given if given == source], result)
+        loads = [load for load, given in self.given if given == source]
+        return lies_over(self.loop, loads, result, sums_last=self._sums_last)
 
     def probable_layout(self, dims: Sequence[Dims], low: int = 24) -> Layout | None:
         """The layout of row-major inputs of these dimensions, with a guess for sizes that are not known yet.

@@ -42,7 +42,8 @@ def row_values(loop: Loop, layout: Layout) -> tuple[tuple[Loop, Layout] | None, 
     summed = tuple(i - first for i in layout.sums)
     needed, borrowed = _needed(loop, layout, summed)
     types = loop.dtype_of()
-    wide = {name: "f64" if dtypes.BY_NAME[types[name]].compute == "double" else "f32" for name in borrowed}
+    # As they are computed: f16 and bf16 have more digits than their dtype until something rounds them.
+    wide = {name: "f32" if dtypes.BY_NAME[types[name]].compute == "float" else types[name] for name in borrowed}
     along_rows = _row_strides(layout)
     kind = ROW if any(along_rows) else UNIFORM
     values = None

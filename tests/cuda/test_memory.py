@@ -145,6 +145,19 @@ def test_zeros_of_a_pullback_are_written_on_the_device(cupy: FakeCupy, monkeypat
     np.testing.assert_allclose(got["a"].host, d.host.sum(dtype=np.float64), rtol=1e-6)
 
 
+def test_what_only_lends_its_shape_has_it_by_way_of_the_host(cupy: FakeCupy) -> None:
+    text = "graph(x: f32[n,c], y: f32[n,k]) -> (z)\n  z = Concat(x, y, axis=1)"
+    with pytest.warns(RuntimeWarning, match=r"1 op of this graph \(Concat\) left to the CPU"):
+        f = og.compile(og.parse(text), device="cuda", wrt=["x", "y"])
+    assert {s.role for s in f.saved_tensors()} == {"shape"}
+    x, y, d = (random(s, "f32") for s in ((4, 3), (4, 2), (4, 5)))
+    _, back = f.vjp(x=moved(cupy, x), y=moved(cupy, y))
+    with pytest.warns(RuntimeWarning, match="ConcatBackward"):
+        got = back(moved(cupy, d))
+    np.testing.assert_array_equal(got["x"].host, d[:, :3])
+    np.testing.assert_array_equal(got["y"].host, d[:, 3:])
+
+
 def test_kernels_are_loaded_when_they_are_made(cupy: FakeCupy) -> None:
     """CUDA loads code lazily: what a capture launches first would be loaded during the capture."""
     f = og.compile(gated("f32", (64,), ()), device="cuda")

@@ -72,6 +72,36 @@ def test_norms_with_what_is_before_and_after_are_one_kernel(
         assert_near(got[key], np.asarray(want, np.longdouble), host[key])
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "  b = Greater(m, w)\n  y = Select(b, x, v)",
+        "  i: s64[n,1] = TypeCast(m)\n  k = BitwiseXor(i, z)\n  y: {t}[n,c] = TypeCast(k)",
+    ],
+    ids=["a truth value", "an integer"],
+)
+def test_sums_apart_from_rows_read_values_of_rows_as_they_are(cupy: FakeCupy, lines: str) -> None:
+    text = "graph(x: {t}[n,c], v: {t}[c], w: {t}[n,1], z: s64[n,c]) -> (y, s)\n"
+    text += f"  m = ReduceSum(x, axes=[-1], keep_dims=true)\n{lines}\n  s = SumTo(y, w)"
+    feeds = {"x": 1e9 + samples((7, 40), "f64"), "v": samples((40,), "f64"), "w": 4e10 + samples((7, 1), "f64")}
+    feeds["z"] = np.arange(280).reshape(7, 40)  # beside 35 bits, which no f32 has
+    f = compiled(text, "f64")
+    got = run(cupy, f, feeds)
+    assert len(f.kernels) > 2  # of row values, sums, and the rest
+    for name, want in og.evaluate(f.graph, feeds).items():
+        np.testing.assert_allclose(got[name], want, rtol=1e-13)
+
+
+@pytest.mark.parametrize("factor", ["Multiply(x, m)", "Divide(x, m)"])
+def test_a_sum_of_no_elements_is_0_whatever_its_factors_are(cupy: FakeCupy, factor: str) -> None:
+    """The mean of no elements is no number, and leaves the sum where rows have elements."""
+    text = "graph(x: {t}[n,c]) -> (s)\n  m = ReduceMean(x, axes=[-1], keep_dims=true)\n"
+    f = compiled(f"{text}  p = {factor}\n  s = ReduceSum(p, axes=[-1], keep_dims=true)", "f32")
+    for length in (3, 0):
+        x = samples((4, length), "f32")
+        np.testing.assert_allclose(run(cupy, f, {"x": x})["y"], og.evaluate(f.graph, x=x), rtol=1e-5)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:
     graph = row_graph(seed)

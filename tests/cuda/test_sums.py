@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from threading import Barrier
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import numpy as np
 import nvrtc
 import pytest
-from emulator import FakeArray, FakeCupy
+from emulator import FakeArray, FakeCupy, build
 from nvrtc import together
 from schedules import cuda_launches
 
 import opgraph as og
 from opgraph.codegen.cuda_sums import SumLaunch
+from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import row_major
 from opgraph.loops.layout import bind
@@ -127,6 +129,46 @@ def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -
     og.compile(g, device="cuda")(held, out=out)
     for key, value in expected.items():
         np.testing.assert_array_equal(out[key].host, value)
+
+
+def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
+    """Sums of rows and of columns are two kernels: the second one would read what the first one has written."""
+    f = og.compile(
+        og.parse(
+            "graph(x: f32[40,3000], q: f32[3000], r: f32[40,1], k: f32[40,1]) -> (s, t)\n  a = Multiply(x, q)\n"
+            "  p = Multiply(a, r)\n  s = SumTo(p, q)\n  t = SumTo(p, k)"
+        ),
+        device="cuda",
+    )
+    shapes = {"x": (40, 3000), "q": (3000,), "r": (40, 1), "k": (40, 1)}
+    feeds = {n: random(s, "f32", i) for i, (n, s) in enumerate(shapes.items())}
+    exact = og.evaluate(f.graph, feeds)
+    x, q, r, k = (cupy.asarray(a) for a in feeds.values())
+    s, t = cupy.empty((3000,), "f4"), cupy.empty((40, 1), "f4")
+    for outs in {"s": q, "t": t}, {"s": s, "t": r}:
+        with pytest.raises(InvalidArguments, match="overlaps an input that is still read"):
+            f(x=x, q=q, r=r, k=k, out=outs)
+    with pytest.raises(InvalidArguments, match="kernels, read it where an earlier one's result would be"):
+        og.compile(f.graph, device="cuda", donate=("q",))
+    f(x=x, q=q, r=r, k=k, out={"s": s, "t": k})  # of which nothing but the shape counts
+    for made, want in ((s, exact["s"]), (k, exact["t"])):
+        np.testing.assert_allclose(made.host, want, rtol=1e-4, atol=1e-3)
+
+
+def test_shared_memory_of_an_emulated_kernel_is_its_own() -> None:
+    """The same template in two libraries: its memory would be that of the first one, which may be shorter."""
+    text = """struct Fused {{ enum {{ room = {room} }}; }};
+template <class F> void add(int* total) {{
+  __shared__ int place[F::room];
+  *total = place[0] += 1;
+}}
+extern "C" __global__ void {entry}(int* total) {{ add<Fused>(total); }}"""
+    total = ctypes.c_int()
+    address = ctypes.c_void_p(ctypes.addressof(total))
+    for room in 1, 1000:
+        library = build(text.format(room=room, entry=f"with_{room}"), f"with_{room}")
+        assert library.run((ctypes.c_void_p * 1)(ctypes.addressof(address)), 1, 32, 0) == 0
+        assert total.value == 32
 
 
 def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -200,6 +201,40 @@ def test_several_outputs_come_as_a_dict_in_declaration_order() -> None:
     buffers = {"y": np.empty(3, np.float32), "s": np.empty(3, np.float32)}
     assert f(x=x, out=buffers) is buffers
     np.testing.assert_array_equal(buffers["s"], got["s"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "taken", "refused"),
+    [
+        ("s32", {3: 3, True: 1, -0.0: 0}, (2.7, 1 << 40, float("nan"), float("inf"))),
+        ("u8", {200: 200, 7.0: 7}, (300, -1, 0.5)),
+        ("boolean", {False: False, 1: True}, (2, 0.5, float("nan"))),
+        ("f16", {0.1: np.float16(0.1), True: 1}, (10**400,)),
+    ],
+)
+def test_a_number_is_taken_in_the_dtype_of_its_input_or_refused(
+    dtype: str, taken: dict[float, object], refused: tuple[float, ...]
+) -> None:
+    """Floats are rounded; of 2.7 there is no integer."""
+    f = og.compile(og.parse(f"graph(k: {dtype}[]) -> (y)\n  y = Identity(k)"))
+    for given, made in taken.items():
+        assert f(k=given) == made
+    for given in refused:
+        with pytest.raises(og.errors.InvalidDataType, match=rf'^got {given!r} for {dtype}\[\]\n  where: input "k"'):
+            f(k=given)
+
+
+def test_a_default_that_is_an_output_does_not_change_for_further_calls() -> None:
+    g = og.Graph()
+    x, d = g.input("x", "f32", (3,)), g.input("d", "f32", (3,))
+    g.output(g.add_op("Multiply", x, d, name="y"))
+    g.output(d)
+    g.defaults["d"] = np.full(3, 2, np.float32)
+    f, ones = og.compile(g), np.ones(3, np.float32)
+    for call in f, partial(og.evaluate, g, dtype=None):
+        with pytest.raises(ValueError, match="read-only"):
+            call(x=ones)["d"][:] = 0
+        np.testing.assert_array_equal(call(x=ones)["y"], 2 * ones)
 
 
 def test_out_may_be_the_input_itself(compiled: og.Executable) -> None:

@@ -24,7 +24,10 @@ from guarded import guarded
 from opgraph.runtime.cpu_compiler import find_compiler
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
-_FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared")
+_FLAGS = (
+    "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared",
+    "-fno-gnu-unique",  # what templates declare `__shared__` would be that of the first kernel of the process
+)  # fmt: skip
 _BEFORE = """\
 #include <ucontext.h>
 static struct { unsigned x, y, z; } blockIdx, threadIdx;
@@ -134,17 +137,7 @@ def build(code: str, entry: str) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(dir=_FOLDER.name) as own:  # another thread may build the same text
             source, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
             source.write_text(text)
-            flags = (
-                "-std=c++17",
-                "-O1",
-                "-march=native",
-                "-ffp-contract=off",
-                "-DOG_NO_TABLES",
-                "-w",
-                "-fPIC",
-                "-shared",
-            )
-            subprocess.run([*compiler.command, *flags, "-o", str(made), str(source)], check=True)
+            subprocess.run([*compiler.command, *_FLAGS, "-o", str(made), str(source)], check=True)
             made.replace(path)
     return ctypes.CDLL(str(path))
 

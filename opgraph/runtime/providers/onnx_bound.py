@@ -10,15 +10,15 @@ import numpy as np
 
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
-from opgraph.runtime.providers.onnx_session import BITS, contiguous
+from opgraph.runtime.providers.onnx_session import BITS
 
 
 class BoundRegion:
     """One binding of a session. A session may have many, and they may run at once.
 
     Attributes:
-        launch: runs the region on what is bound. It raises whatever onnxruntime raises, among other things where an
-            output has another shape than its buffer.
+        launch: runs the region on what is bound, as it is by then. It raises whatever onnxruntime raises, among other
+            things where an output has another shape than its buffer.
     """
 
     def __init__(
@@ -35,14 +35,22 @@ class BoundRegion:
         # The wrappers around these two look a device up by name at every call, which takes longer than the binding.
         self._binding = session.io_binding()._iobinding
         self._device = ort.OrtDevice.make(memory, device)._get_c_device()
-        self._copies: dict[int, np.ndarray] = {}
-        self.launch: Callable[[], None] = partial(session._sess.run_with_iobinding, self._binding, None)
+        self._copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._run: Callable[[], None] = partial(session._sess.run_with_iobinding, self._binding, None)
+        self.launch: Callable[[], None] = self._run
 
     def read(self, index: int, array: np.ndarray) -> None:
-        """Binds an input to an array, which the caller keeps alive; a copy of it where it is not row-major."""
+        """Binds an input to an array, which the caller keeps alive; one that is not row-major is copied by each run."""
         if not array.flags.c_contiguous:
-            array = self._copies[index] = contiguous(array)
+            row_major = np.empty(array.shape, array.dtype)
+            self._copies[index] = row_major, array
+            self.launch, array = self._on_copies, row_major
         self.read_at(index, array.shape, array.__array_interface__["data"][0])
+
+    def _on_copies(self) -> None:
+        for row_major, array in self._copies.values():
+            row_major[...] = array
+        self._run()
 
     def read_at(self, index: int, shape: Sequence[int], address: int) -> None:
         """Binds an input to row-major memory, which the caller keeps alive."""
