@@ -54,6 +54,37 @@ def test_values_inside_a_subgraph_may_have_the_names_that_a_region_gives_its_own
         np.testing.assert_allclose(og.evaluate(graph, feeds), expected, rtol=1e-5)
 
 
+#: A value of the graph, s, and values of bodies with its name.
+SHADOWED = [
+    """y = If (c) <
+          then_branch = a () => (float[n,4] t) { t = Neg(s) },
+          else_branch = b () => (float[n,4] e) {
+            e = Loop (three, , x) <body = l (int64 i, bool on, float[n,4] s) => (bool still, float[n,4] r) {
+              still = Identity(on) r = Sin(s) }> }>""",
+    """y = Loop (three, , x) <body = l (int64 i, bool on, float[n,4] p) => (bool still, float[n,4] r) {
+          still = Identity(on)
+          q = Scan <num_scan_inputs = 1, body = z (float[4] s) => (float[4] w) { w = Neg(s) }> (p)
+          r = Add(q, s) }>""",
+]
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("node", SHADOWED)
+def test_a_name_of_a_body_is_its_own_where_another_body_reads_that_name_from_outside(node: str, text: bool) -> None:
+    model = parsed(
+        f"""g (float[n,4] x, bool c) => (float[n,4] y) <int64 three = {{3}}> {{
+        s = Sigmoid(x)
+        {node} }}"""
+    )
+    graph = og.onnx.load(model)
+    written = to_model(og.parse(str(graph)) if text else graph, form="decomposed")
+    compiled = og.compile(og.onnx.load(written), device="cpu")
+    for feeds in FEEDS:
+        expected = run(model, feeds)
+        np.testing.assert_allclose(run(written, feeds), expected, rtol=1e-5)
+        np.testing.assert_allclose(compiled(feeds), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_new_values_have_no_name_that_a_subgraph_defines(text: bool) -> None:
     model = parsed(
