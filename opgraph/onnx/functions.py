@@ -154,7 +154,7 @@ def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
 def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
     """The model with all functions inlined but these."""
     while others := {(f.domain, f.name) for f in model.functions} - kept:
-        model = _with_defaults_written(model)
+        model = _with_defaults_written(model, others)
         now = _outermost(model, others) if _may_lose_defaults(model) else others
         result = onnx.inliner.inline_selected_functions(model, sorted(now), exclude=False)
         # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
@@ -193,9 +193,13 @@ def _outermost(model: ModelProto, keys: set[Key]) -> set[Key]:
     return keys - inner or keys
 
 
-def _with_defaults_written(model: ModelProto) -> ModelProto:
-    """The model with every call stating all attributes: onnx's inliner (1.23) forgets the defaults of functions."""
-    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
+def _with_defaults_written(model: ModelProto, keys: set[Key]) -> ModelProto:
+    """The model with calls of some functions stating all attributes: onnx's inliner (1.23) forgets their defaults."""
+    defaults = {
+        (f.domain, f.name, f.overload): f.attribute_proto
+        for f in model.functions
+        if f.attribute_proto and (f.domain, f.name) in keys
+    }
     if not defaults:
         return model
     result = ModelProto()

@@ -163,8 +163,9 @@ class Folding:
         bare = FunctionProto()
         bare.CopyFrom(function)
         for node in bare.node:
-            node.ClearField("overload")  # which body of a name is called what is settled in the end
-        named = canonical(bare) + types.encode()
+            node.ClearField("overload")  # what a body is called is settled in the end; which it is counts below
+        bodies = [emitter.functions.functions[n.op_type, n.overload] for n in nodes if n.domain == DOMAIN]
+        named = canonical(bare) + types.encode() + b"".join(map(canonical, bodies))
         function.name = f"{stem}_{hashlib.sha256(named).hexdigest()[:8]}"
         if self.library:
             if any(name not in ids for name in (*inputs, *results)):

@@ -203,3 +203,30 @@ def test_an_opset_is_not_lowered_past_an_attribute_of_a_node() -> None:
     model = parsed("g (float[n,4] x) => (float[n,4] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }")
     with pytest.raises(Unimplemented, match="ReduceMean would change on the way to 17"):
         to_model(og.onnx.load(model), opset=17)
+
+
+def test_fused_partitions_that_differ_in_the_bodies_that_they_call_are_functions_of_their_own() -> None:
+    graph = og.parse(
+        """graph(x: f32[3,3,3], z: f32[3,3,3,3], slope: f32[3]) -> (y, w)
+        a = PReLU(x, slope, data_format="NCX", per_channel_broadcast=true)
+        y = Exp(a)
+        b = PReLU(z, slope, data_format="NCX", per_channel_broadcast=true)
+        w = Exp(b)"""
+    )
+    rng = np.random.default_rng(0)
+    feeds = {str(t.name): rng.normal(size=t.get_dims()).astype(np.float32) for t in graph.inputs}
+    written = to_model(graph, functions=True)
+    assert [node.domain for node in written.graph.node] == ["opgraph"] * 2
+    session = ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    for result, expected in zip(session.run(None, feeds), og.evaluate(graph, feeds).values(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_a_call_of_a_function_that_stays_is_not_changed_where_others_are_unfolded() -> None:
+    graph = og.parse(
+        """graph(x: f32[2,4], b: f32[4]) -> (y)
+        a = BiasAdd(x, b)
+        y = Exp(a)"""
+    )
+    written = to_model(graph, functions=True)
+    assert to_model(og.onnx.load(written), functions=True) == written
