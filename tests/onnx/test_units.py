@@ -226,6 +226,19 @@ def test_values_inside_a_norm_that_are_read_elsewhere_stay() -> None:
     assert types(made) == ["Pow", "ReduceMean", "Add", "Sqrt", "opgraph::RMSNorm"]
 
 
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("lines", [RMS, LAYER], ids=["rms", "layer"])
+def test_a_norm_that_is_read_without_its_weight_is_computed_once(lines: list[str], opset: int) -> None:
+    source = model_of(lines, "f32", opset)
+    source.graph.output.append(helper.make_tensor_value_info("n", T.FLOAT, ["n", 32]))
+    made = to_model(og.onnx.load(source))
+    norm = "RMSNormalization" if opset == 23 else "opgraph::RMSNorm"
+    assert types(made) == ([norm, "Mul"] if lines is RMS else types(source))
+    assert to_model(og.onnx.load(made)) == made
+    feeds = {"x": np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)}
+    np.testing.assert_allclose(ran(made, feeds), ran(source, feeds), rtol=1e-4, atol=1e-5)
+
+
 def test_the_rows_of_norms_take_and_leave_their_examples() -> None:
     for rule in NORMS:
         taken, left = og.parse(rule.takes), og.parse(rule.leaves)
