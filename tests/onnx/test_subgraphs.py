@@ -230,3 +230,21 @@ def test_a_call_of_a_function_that_stays_is_not_changed_where_others_are_unfolde
     )
     written = to_model(graph, functions=True)
     assert to_model(og.onnx.load(written), functions=True) == written
+
+
+def test_a_cast_to_the_type_of_a_value_does_not_wait_for_that_value_in_a_fused_function() -> None:
+    model = parsed(
+        """g (float[n,4] x, float[n,4] z) => (float[n,4] y, float[n,4] w) {
+        p = Exp(x)
+        r = CastLike(p, q)
+        s = Softmax(r)
+        y = Sqrt(q)
+        t = Add(s, y)
+        w = Neg(t) }"""
+    )
+    model.graph.node.insert(1, onnx.helper.make_node("Abs", ["z"], ["q"]))
+    written = to_model(og.onnx.load(model), functions=True)
+    assert [node.op_type.split("_")[0] for node in written.graph.node] == ["fused", "Softmax", "fused"]
+    assert to_model(og.onnx.load(written), functions=True) == written
+    feeds = {"x": X, "z": X[::-1]}
+    np.testing.assert_allclose(run(written, feeds), run(model, feeds), rtol=1e-5)
