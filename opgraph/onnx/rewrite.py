@@ -74,6 +74,8 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     swish = any(spot.kind == CHOSEN and len(spot.inputs) == 1 for spot in spots)
     newer = SWISH_SINCE if form == "standard" and swish and current < SWISH_SINCE else None
     wanted = request.opset or lowered or newer
+    if wanted == newer and newer is not None:
+        spots = spots_of(graph, source, request, newer)  # more units have an op there
     if wanted is not None and current < OLDEST_OPSET <= wanted:
         # There most ops are carried, not read: their units show in the newer opset alone.
         moved = imported(replace(origin, skeleton=restamped(origin.skeleton, wanted, target), folded=None))

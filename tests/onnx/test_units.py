@@ -239,6 +239,14 @@ def test_a_norm_that_is_read_without_its_weight_is_computed_once(lines: list[str
     np.testing.assert_allclose(ran(made, feeds), ran(source, feeds), rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_moves_to_another_opset_for_one_unit_has_all_units_as_they_are_there() -> None:
+    source = model_of([*GATED[:-1], "n=Erf x", *ERF], "f32", 18)
+    source.graph.output.append(helper.make_tensor_value_info("g", T.FLOAT, ["n", 32]))
+    made = to_model(og.onnx.load(source), form="standard", target="onnxruntime==1.32")
+    assert sorted(types(made)) == ["Erf", "Gelu", "Swish"]
+    assert to_model(og.onnx.load(made), form="standard", target="onnxruntime==1.32") == made
+
+
 def test_the_rows_of_norms_take_and_leave_their_examples() -> None:
     for rule in NORMS:
         taken, left = og.parse(rule.takes), og.parse(rule.leaves)
