@@ -86,6 +86,8 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
         imports.setdefault(DOMAIN, 1)
     for domain in emitter.domains:
         imports.setdefault(domain, 1)
+    for entry in (e for function in skeleton.functions for e in function.opset_import if e.domain):
+        entry.version = imports[entry.domain]  # onnx's inliner (1.23) refuses another than the model's
     stated = {entry.domain for entry in skeleton.opset_import}  # as the source wrote them, to the letter
     skeleton.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items() if d not in stated)
 

@@ -248,3 +248,17 @@ def test_a_cast_to_the_type_of_a_value_does_not_wait_for_that_value_in_a_fused_f
     assert to_model(og.onnx.load(written), functions=True) == written
     feeds = {"x": X, "z": X[::-1]}
     np.testing.assert_allclose(run(written, feeds), run(model, feeds), rtol=1e-5)
+
+
+def test_functions_import_the_version_of_their_domain_that_the_model_does() -> None:
+    model = parsed(
+        """g (float[n,4] x) => (float[n,4] y) {
+        p = Softplus(x)
+        t = Tanh(p)
+        m = Mul(x, t)
+        y = Neg(m) }""",
+        domains=', "opgraph" : 5',
+    )
+    written = to_model(og.onnx.load(model), functions=True)
+    assert to_model(og.onnx.load(written), functions=True) == written
+    np.testing.assert_allclose(run(written, {"x": X}), run(model, {"x": X}), rtol=1e-5)
