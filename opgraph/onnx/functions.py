@@ -126,6 +126,28 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
     return result, [f"functions unfolded: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}"] if gone else []
 
 
+def _type_by_inference(model: ModelProto, stated: set[str]) -> None:
+    """Takes back what functions said of the values that were unfolded, except types that nothing else tells.
+
+    onnx's inliner copies it, and another call may have had other types and shapes. Sizes go in any case.
+
+    Args:
+        stated: the values that the model itself says something of.
+    """
+    copied = [value for value in model.graph.value_info if value.name not in stated]
+    if not copied:
+        return
+    kept = [value for value in model.graph.value_info if value.name in stated]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    inferred = value_types(model)
+    for value in copied:
+        if value.name not in inferred:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+            model.graph.value_info.append(value)
+
+
 def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
     """The model with its functions in its own opset of ai.onnx, which onnx's inliner wants.
 
@@ -153,6 +175,7 @@ def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
 
 def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
     """The model with all functions inlined but these."""
+    stated = {value.name for value in model.graph.value_info}
     while others := {(f.domain, f.name) for f in model.functions} - kept:
         model = _with_defaults_written(model, others)
         now = _outermost(model, others) if _may_lose_defaults(model) else others
@@ -162,6 +185,7 @@ def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
             if (result.functions[index].domain, result.functions[index].name) in now:
                 del result.functions[index]
         model = result
+    _type_by_inference(model, stated)
     return model
 
 

@@ -262,3 +262,37 @@ def test_functions_import_the_version_of_their_domain_that_the_model_does() -> N
     written = to_model(og.onnx.load(model), functions=True)
     assert to_model(og.onnx.load(written), functions=True) == written
     np.testing.assert_allclose(run(written, {"x": X}), run(model, {"x": X}), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
+def test_what_a_function_says_of_its_values_is_not_so_in_every_call(dtype: str) -> None:
+    model = parsed(
+        f"""g ({dtype}[3,4] x, {dtype}[5] z) => ({dtype}[3,4] y, {dtype}[5] w) {{
+        y = my.gate(x)
+        w = my.gate(z) }}
+        <opset_import: ["" : 21], domain: "my"> gate (a) => (r) <float[3,4] e, float[3,4] s> {{
+        e = Exp(a)
+        s = Sigmoid(e)
+        r = Mul(e, s) }}""",
+        domains=', "my" : 1',
+    )
+    assert model.functions[0].value_info
+    graph = og.onnx.load(model)
+    own = {"float": "f32", "double": "f64", "float16": "f16"}[dtype]
+    assert {t.dtype for op in graph.ops for t in op.outputs} == {own}
+    feeds = {"x": X.astype(og.ir.dtypes.get(own).numpy), "z": np.arange(5).astype(og.ir.dtypes.get(own).numpy)}
+    result = og.compile(graph, device="cpu")(feeds)["w"]
+    e = np.exp(feeds["z"].astype(np.float64))
+    np.testing.assert_allclose(result, e / (1 + np.exp(-e)), rtol=2e-3 if dtype == "float16" else 1e-6)
+
+
+def test_a_type_that_only_a_function_states_is_kept_without_its_sizes() -> None:
+    model = parsed(
+        """g (float[3,4] x) => (float[3,4] y) { y = my.gate(x) }
+        <opset_import: ["" : 21, "com.microsoft" : 1], domain: "my"> gate (a) => (r) <float[7] e> {
+        e = com.microsoft.Inverse(a)
+        r = Tanh(e) }""",
+        domains=', "my" : 1, "com.microsoft" : 1',
+    )
+    first, second = og.onnx.load(model).ops[:2]
+    assert (first.outputs[0].dtype, first.outputs[0].dims, second.kind) == ("f32", None, "Tanh")
