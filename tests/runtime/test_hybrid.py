@@ -72,8 +72,8 @@ def three() -> og.Executable:
 @pytest.mark.parametrize("axes", [0, 1, 2])
 def test_an_exponent_may_have_axes_of_size_one(axes: int) -> None:
     model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 21]> g (float[n,64] x, float[64,64] w) => (float[n,64] y) {{
-        a = MatMul(x, w) b = Pow(a, power) y = MatMul(b, w) }}"""
+        """<ir_version: 8, opset_import: ["" : 21]> g (float[n,64] x, float[64,64] w) => (float[n,64] y) {
+        a = MatMul(x, w) b = Pow(a, power) y = MatMul(b, w) }"""
     )
     model.graph.initializer.append(onnx.helper.make_tensor("power", onnx.TensorProto.FLOAT, (1,) * axes, [3.0]))
     f = og.compile(og.onnx.load(model))
