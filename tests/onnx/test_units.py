@@ -406,6 +406,7 @@ def test_a_contributed_swish_of_an_opset_that_has_no_body_for_it_stays() -> None
     node = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft", alpha=2.0)
     ports = [helper.make_tensor_value_info(n, T.FLOAT16, ["n", 4]) for n in "xy"]
     imports = [helper.make_opsetid("", 11), helper.make_opsetid("com.microsoft", 1)]
-    source = helper.make_model(helper.make_graph([node], "g", ports[:1], ports[1:]), opset_imports=imports, ir_version=8)
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    source = helper.make_model(graph, opset_imports=imports, ir_version=8)
     assert to_model(og.onnx.load(source)) == source
     assert types(to_model(og.onnx.load(source), opset=12)) == ["opgraph::Swish"]
