@@ -27,6 +27,8 @@ from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted
 from opgraph.onnx.to_nodes import plain_form, plain_node
 from opgraph.ops.families import LAYOUT_ATTRS
 
+#: A constant may be an attribute of the function from here on.
+BODIES_SINCE = 12
 #: CastLike exists from here on; below it, bodies are for one dtype.
 _CASTLIKE_SINCE = 15
 

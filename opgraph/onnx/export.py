@@ -13,6 +13,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
 from opgraph.onnx.function_table import FunctionTable
+from opgraph.onnx.nodes import reads
 from opgraph.onnx.request import Request
 from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.target import Target
@@ -68,7 +69,7 @@ def composed(graph: Graph, request: Request, target: Target, summary: Summary) -
         _name_nodes(made, op.name, node_names)
         skeleton.graph.node.extend(made)
     _declare_values(graph, names, skeleton.graph)
-    used = {name for node in skeleton.graph.node for name in node.input} | {o.name for o in skeleton.graph.output}
+    used = {name for node in skeleton.graph.node for name in reads(node)} | {o.name for o in skeleton.graph.output}
     for tensor in graph.constants:
         if names[tensor.id] in used and tensor.data is not None:
             draft.add_array(names[tensor.id], tensor.data)
@@ -85,6 +86,8 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
         imports.setdefault(DOMAIN, 1)
     for domain in emitter.domains:
         imports.setdefault(domain, 1)
+    for entry in (e for function in skeleton.functions for e in function.opset_import if e.domain):
+        entry.version = imports[entry.domain]  # onnx's inliner (1.23) refuses another than the model's
     stated = {entry.domain for entry in skeleton.opset_import}  # as the source wrote them, to the letter
     skeleton.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items() if d not in stated)
 

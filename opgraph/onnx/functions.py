@@ -126,6 +126,28 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
     return result, [f"functions unfolded: {', '.join(gone[:5])}{' ...' if len(gone) > 5 else ''}"] if gone else []
 
 
+def _type_by_inference(model: ModelProto, stated: set[str]) -> None:
+    """Takes back what functions said of the values that were unfolded, except types that nothing else tells.
+
+    onnx's inliner copies it, and another call may have had other types and shapes. Sizes go in any case.
+
+    Args:
+        stated: the values that the model itself says something of.
+    """
+    copied = [value for value in model.graph.value_info if value.name not in stated]
+    if not copied:
+        return
+    kept = [value for value in model.graph.value_info if value.name in stated]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    inferred = value_types(model)
+    for value in copied:
+        if value.name not in inferred:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+            model.graph.value_info.append(value)
+
+
 def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
     """The model with its functions in its own opset of ai.onnx, which onnx's inliner wants.
 
@@ -153,8 +175,9 @@ def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
 
 def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
     """The model with all functions inlined but these."""
+    stated = {value.name for value in model.graph.value_info}
     while others := {(f.domain, f.name) for f in model.functions} - kept:
-        model = _with_defaults_written(model)
+        model = _with_defaults_written(model, others)
         now = _outermost(model, others) if _may_lose_defaults(model) else others
         result = onnx.inliner.inline_selected_functions(model, sorted(now), exclude=False)
         # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
@@ -162,6 +185,7 @@ def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
             if (result.functions[index].domain, result.functions[index].name) in now:
                 del result.functions[index]
         model = result
+    _type_by_inference(model, stated)
     return model
 
 
@@ -193,9 +217,13 @@ def _outermost(model: ModelProto, keys: set[Key]) -> set[Key]:
     return keys - inner or keys
 
 
-def _with_defaults_written(model: ModelProto) -> ModelProto:
-    """The model with every call stating all attributes: onnx's inliner (1.23) forgets the defaults of functions."""
-    defaults = {(f.domain, f.name, f.overload): f.attribute_proto for f in model.functions if f.attribute_proto}
+def _with_defaults_written(model: ModelProto, keys: set[Key]) -> ModelProto:
+    """The model with calls of some functions stating all attributes: onnx's inliner (1.23) forgets their defaults."""
+    defaults = {
+        (f.domain, f.name, f.overload): f.attribute_proto
+        for f in model.functions
+        if f.attribute_proto and (f.domain, f.name) in keys
+    }
     if not defaults:
         return model
     result = ModelProto()

@@ -76,16 +76,22 @@ class Folding:
         by_index: dict[int, list[NodeProto]] = {}
         for index, node in nodes:
             by_index.setdefault(index, []).append(node)
-        uses = Counter(name for _, node in nodes for name in reads(node))
         ops_of_node = Counter(source.node_of.values())
+        dtype_of = {source.value_of.get(t.id): t.dtype for t in _tensors(graph.ops)}
+        parts: list[tuple[Partition, list[int]]] = []
+        for part in graph.get_partitions():
+            indices = _whole_nodes(part, source, ops_of_node, by_index)
+            if self._is_worth_it(part, [node for index in indices for node in by_index[index]]):
+                parts.append((part, indices))
+                by_index.update((i, [_with_dtype_stated(node, dtype_of) for node in by_index[i]]) for i in indices)
+        uses = Counter(name for group in by_index.values() for node in group for name in reads(node))
         numbers = _Numbers(source, emitter)
         calls: dict[int, NodeProto] = {}
         folded: set[int] = set()
-        for part in graph.get_partitions():
-            indices = _whole_nodes(part, source, ops_of_node, by_index)
-            inside = [node for index in indices for node in by_index[index]]
-            if not self._is_worth_it(part, inside) or folded & set(indices):
+        for part, indices in parts:
+            if folded & set(indices):
                 continue
+            inside = [node for index in indices for node in by_index[index]]
             call = self._call(part, source, inside, numbers, uses, outputs, emitter)
             if call is None:
                 continue
@@ -97,7 +103,6 @@ class Folding:
             # A registered op wins over a function of its name, and so has to serve every dtype of it.
             # Kernels for GPUs take seconds to build: those that a node here calls.
             left = [node for index, node in nodes if index not in folded and node.op_type == CHOSEN]
-            dtype_of = {source.value_of.get(t.id): t.dtype for t in _tensors(graph.ops)}
             called = {dtype_of.get(node.input[0]) for node in left} if self.on_gpu else set()
             self.ops.extend(replace(op, on_gpu=op.inputs[0] in called) for op in swish_ops())
         # After a result, whose name is there after each load: nodes of a body that is unfolded have none.
@@ -163,8 +168,9 @@ class Folding:
         bare = FunctionProto()
         bare.CopyFrom(function)
         for node in bare.node:
-            node.ClearField("overload")  # which body of a name is called what is settled in the end
-        named = canonical(bare) + types.encode()
+            node.ClearField("overload")  # what a body is called is settled in the end; which it is counts below
+        bodies = [emitter.functions.functions[n.op_type, n.overload] for n in nodes if n.domain == DOMAIN]
+        named = canonical(bare) + types.encode() + b"".join(map(canonical, bodies))
         function.name = f"{stem}_{hashlib.sha256(named).hexdigest()[:8]}"
         if self.library:
             if any(name not in ids for name in (*inputs, *results)):
@@ -182,6 +188,18 @@ class Folding:
             input=inputs,
             output=results,
         )
+
+
+def _with_dtype_stated(node: NodeProto, dtype_of: Mapping[str | None, str]) -> NodeProto:
+    """The node; for a CastLike the Cast, as its op does not read the second operand, which may need this partition."""
+    if (node.domain, node.op_type) != ("", "CastLike"):
+        return node
+    cast = NodeProto()
+    cast.CopyFrom(node)
+    cast.op_type = "Cast"
+    del cast.input[1:]
+    cast.attribute.append(helper.make_attribute("to", dtypes.get(dtype_of[node.output[0]]).onnx))
+    return cast
 
 
 def _numbered(nodes: Sequence[NodeProto], inputs: Collection[str], results: Collection[str]) -> list[NodeProto]:

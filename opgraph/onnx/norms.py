@@ -82,15 +82,26 @@ def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
         source = graph.source
     found: list[Norm] = []
     taken: set[int] = set()
-    for unit in reversed(match_units(graph, RuleTable(NORMS))):
+    units = match_units(graph, RuleTable(NORMS))
+    roots = {unit.root.id for unit in units}
+    for unit in reversed(units):
         if unit.root.id in taken:
             continue
-        norm = _norm(unit, graph, source, opset)
+        smaller = [op for op in unit.ops if op.id in roots and op is not unit.root]
+        # A norm inside that somebody else reads would be computed twice.
+        stays = any(_is_read_outside(op, unit, graph) for op in smaller)
+        norm = None if stays else _norm(unit, graph, source, opset)
         if norm is not None:
             found.append(norm)
         if norm is not None or unit.name == _LAYER:  # one that stays is onnxruntime's to find, whole
             taken.update(op.id for op in unit.ops)
     return found[::-1]
+
+
+def _is_read_outside(op: Op, unit: Unit, graph: Graph) -> bool:
+    """Whether what an op of a unit makes is an output, or is read by an op that is none of the unit's."""
+    made = op.outputs[0]
+    return made in graph.outputs or not {o.id for o in graph.consumers(made.id)} <= {o.id for o in unit.ops}
 
 
 def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:

@@ -74,6 +74,8 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     swish = any(spot.kind == CHOSEN and len(spot.inputs) == 1 for spot in spots)
     newer = SWISH_SINCE if form == "standard" and swish and current < SWISH_SINCE else None
     wanted = request.opset or lowered or newer
+    if wanted == newer and newer is not None:
+        spots = spots_of(graph, source, request, newer)  # more units have an op there
     if wanted is not None and current < OLDEST_OPSET <= wanted:
         # There most ops are carried, not read: their units show in the newer opset alone.
         moved = imported(replace(origin, skeleton=restamped(origin.skeleton, wanted, target), folded=None))
@@ -105,7 +107,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     if made or wanted is not None:
         refuse_changes(skeleton)
     nodes = _replaced(skeleton.graph, made)
-    nodes = without_unused(nodes, skeleton.graph, _may_go(source, spots, norms, skeleton.graph))
+    nodes = sorted_nodes(without_unused(nodes, skeleton.graph, _may_go(source, spots, norms, skeleton.graph)))
     draft = Draft(skeleton, list(origin.inputs), summary, origin=origin)
     _finished(draft, nodes, emitter, imports)
     return draft
@@ -126,7 +128,7 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
     del skeleton.functions[:]  # their order is that of their calls: fused ones are unfolded at each load
     nodes = folding.fold(graph, source, list(enumerate(skeleton.graph.node)), outputs, emitter, before.summary)
     constants = {i for i, n in enumerate(skeleton.graph.node) if n.op_type == "Constant" and n.domain == ""}
-    nodes = without_unused(nodes, skeleton.graph, constants)
+    nodes = sorted_nodes(without_unused(nodes, skeleton.graph, constants))
     emitter.functions.settle(node for _, node in nodes)
     draft = Draft(skeleton, list(source.origin.inputs), before.summary, origin=source.origin, library=folding.ops)
     _finished(draft, nodes, emitter, imports)
@@ -145,7 +147,7 @@ def _declare_results(graph: Graph, source: Source, made: GraphProto) -> None:
 
 
 def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str, int]) -> None:
-    """Puts the nodes into the draft, and with them what they use: functions, constants, opsets."""
+    """Puts the nodes, in order, into the draft, and with them what they use: functions, constants, opsets."""
     skeleton = draft.skeleton
     assert draft.origin is not None
     before = draft.origin.skeleton.graph
@@ -157,7 +159,7 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
         kept.keep(functions.functions[key])
     emitter.functions = kept
     del skeleton.graph.node[:]
-    skeleton.graph.node.extend(node for _, node in sorted_nodes(nodes))
+    skeleton.graph.node.extend(node for _, node in nodes)
     for name, data in emitter.arrays.items():
         draft.add_array(name, data)
     drop_initializers(draft, before)

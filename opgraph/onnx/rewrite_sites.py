@@ -11,6 +11,7 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
+from opgraph.onnx.bodies import BODIES_SINCE
 from opgraph.onnx.draft import Summary
 from opgraph.onnx.emit import CHOSEN, CONTRIB, Emitter, Value
 from opgraph.onnx.export_forms import FUNCTION, PLAIN, Way, way_out
@@ -71,7 +72,7 @@ def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list
                 # Where the form has no operand for a factor, a composed swish with one stays composed.
                 sayable = len(unit.inputs) == 1 or form in ("auto", "function")
                 own = unit.root.id in alone and is_onnxruntimes_own(unit)
-                if (composed and sayable and not own) or (not composed and not _is_fastest(node, unit.root, form)):
+                if (composed and sayable and not own) or (not composed and not _is_best(node, unit.root, opset, form)):
                     written = "decomposed" if own else "function" if form == "auto" else form
                     found[unit.root.id] = _spot(unit, None, written)
                 continue
@@ -108,9 +109,10 @@ def _spot(unit: Unit, way: Way | None, form: str) -> Spot:
     return Spot(unit.name, unit.kind, unit.root, unit.ops, unit.inputs, unit.attrs, way, form)
 
 
-def _is_fastest(node: NodeProto, op: Op, form: str) -> bool:
-    """For f32 onnxruntime has nothing faster than its own contributed op."""
-    return form == "auto" and (node.domain, node.op_type) == CONTRIB and op.inputs[0].dtype == "f32"
+def _is_best(node: NodeProto, op: Op, opset: int, form: str) -> bool:
+    """For f32 onnxruntime has nothing faster than its own contributed op, and old opsets have no body for others."""
+    contributed = form == "auto" and (node.domain, node.op_type) == CONTRIB
+    return contributed and (op.inputs[0].dtype == "f32" or opset < BODIES_SINCE)
 
 
 def _is_written_so(node: NodeProto, way: Way) -> bool:

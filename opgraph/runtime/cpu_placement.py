@@ -167,7 +167,7 @@ def _is_whole_power(op: Op) -> bool:
     """Whether a power's exponent is a small whole number: onnxruntime multiplies then, too."""
     exponents = [
         op.attrs.get("beta"),
-        *(float(t.data) for t in op.inputs[1:] if t.data is not None and t.data.size == 1),
+        *(t.data.item() for t in op.inputs[1:] if t.data is not None and t.data.size == 1),
     ]
     return any(e in (2, 3) for e in exponents)
 

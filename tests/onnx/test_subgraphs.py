@@ -54,6 +54,37 @@ def test_values_inside_a_subgraph_may_have_the_names_that_a_region_gives_its_own
         np.testing.assert_allclose(og.evaluate(graph, feeds), expected, rtol=1e-5)
 
 
+#: A value of the graph, s, and values of bodies with its name.
+SHADOWED = [
+    """y = If (c) <
+          then_branch = a () => (float[n,4] t) { t = Neg(s) },
+          else_branch = b () => (float[n,4] e) {
+            e = Loop (three, , x) <body = l (int64 i, bool on, float[n,4] s) => (bool still, float[n,4] r) {
+              still = Identity(on) r = Sin(s) }> }>""",
+    """y = Loop (three, , x) <body = l (int64 i, bool on, float[n,4] p) => (bool still, float[n,4] r) {
+          still = Identity(on)
+          q = Scan <num_scan_inputs = 1, body = z (float[4] s) => (float[4] w) { w = Neg(s) }> (p)
+          r = Add(q, s) }>""",
+]
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("node", SHADOWED)
+def test_a_name_of_a_body_is_its_own_where_another_body_reads_that_name_from_outside(node: str, text: bool) -> None:
+    model = parsed(
+        f"""g (float[n,4] x, bool c) => (float[n,4] y) <int64 three = {{3}}> {{
+        s = Sigmoid(x)
+        {node} }}"""
+    )
+    graph = og.onnx.load(model)
+    written = to_model(og.parse(str(graph)) if text else graph, form="decomposed")
+    compiled = og.compile(og.onnx.load(written), device="cpu")
+    for feeds in FEEDS:
+        expected = run(model, feeds)
+        np.testing.assert_allclose(run(written, feeds), expected, rtol=1e-5)
+        np.testing.assert_allclose(compiled(feeds), expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("text", [False, True])
 def test_new_values_have_no_name_that_a_subgraph_defines(text: bool) -> None:
     model = parsed(
@@ -172,3 +203,96 @@ def test_an_opset_is_not_lowered_past_an_attribute_of_a_node() -> None:
     model = parsed("g (float[n,4] x) => (float[n,4] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }")
     with pytest.raises(Unimplemented, match="ReduceMean would change on the way to 17"):
         to_model(og.onnx.load(model), opset=17)
+
+
+def test_fused_partitions_that_differ_in_the_bodies_that_they_call_are_functions_of_their_own() -> None:
+    graph = og.parse(
+        """graph(x: f32[3,3,3], z: f32[3,3,3,3], slope: f32[3]) -> (y, w)
+        a = PReLU(x, slope, data_format="NCX", per_channel_broadcast=true)
+        y = Exp(a)
+        b = PReLU(z, slope, data_format="NCX", per_channel_broadcast=true)
+        w = Exp(b)"""
+    )
+    rng = np.random.default_rng(0)
+    feeds = {str(t.name): rng.normal(size=t.get_dims()).astype(np.float32) for t in graph.inputs}
+    written = to_model(graph, functions=True)
+    assert [node.domain for node in written.graph.node] == ["opgraph"] * 2
+    session = ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
+    for result, expected in zip(session.run(None, feeds), og.evaluate(graph, feeds).values(), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5)
+
+
+def test_a_call_of_a_function_that_stays_is_not_changed_where_others_are_unfolded() -> None:
+    graph = og.parse(
+        """graph(x: f32[2,4], b: f32[4]) -> (y)
+        a = BiasAdd(x, b)
+        y = Exp(a)"""
+    )
+    written = to_model(graph, functions=True)
+    assert to_model(og.onnx.load(written), functions=True) == written
+
+
+def test_a_cast_to_the_type_of_a_value_does_not_wait_for_that_value_in_a_fused_function() -> None:
+    model = parsed(
+        """g (float[n,4] x, float[n,4] z) => (float[n,4] y, float[n,4] w) {
+        p = Exp(x)
+        r = CastLike(p, q)
+        s = Softmax(r)
+        y = Sqrt(q)
+        t = Add(s, y)
+        w = Neg(t) }"""
+    )
+    model.graph.node.insert(1, onnx.helper.make_node("Abs", ["z"], ["q"]))
+    written = to_model(og.onnx.load(model), functions=True)
+    assert [node.op_type.split("_")[0] for node in written.graph.node] == ["fused", "Softmax", "fused"]
+    assert to_model(og.onnx.load(written), functions=True) == written
+    feeds = {"x": X, "z": X[::-1]}
+    np.testing.assert_allclose(run(written, feeds), run(model, feeds), rtol=1e-5)
+
+
+def test_functions_import_the_version_of_their_domain_that_the_model_does() -> None:
+    model = parsed(
+        """g (float[n,4] x) => (float[n,4] y) {
+        p = Softplus(x)
+        t = Tanh(p)
+        m = Mul(x, t)
+        y = Neg(m) }""",
+        domains=', "opgraph" : 5',
+    )
+    written = to_model(og.onnx.load(model), functions=True)
+    assert to_model(og.onnx.load(written), functions=True) == written
+    np.testing.assert_allclose(run(written, {"x": X}), run(model, {"x": X}), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "float16"])
+def test_what_a_function_says_of_its_values_is_not_so_in_every_call(dtype: str) -> None:
+    model = parsed(
+        f"""g ({dtype}[3,4] x, {dtype}[5] z) => ({dtype}[3,4] y, {dtype}[5] w) {{
+        y = my.gate(x)
+        w = my.gate(z) }}
+        <opset_import: ["" : 21], domain: "my"> gate (a) => (r) <float[3,4] e, float[3,4] s> {{
+        e = Exp(a)
+        s = Sigmoid(e)
+        r = Mul(e, s) }}""",
+        domains=', "my" : 1',
+    )
+    assert model.functions[0].value_info
+    graph = og.onnx.load(model)
+    own = {"float": "f32", "double": "f64", "float16": "f16"}[dtype]
+    assert {t.dtype for op in graph.ops for t in op.outputs} == {own}
+    feeds = {"x": X.astype(og.ir.dtypes.get(own).numpy), "z": np.arange(5).astype(og.ir.dtypes.get(own).numpy)}
+    result = og.compile(graph, device="cpu")(feeds)["w"]
+    e = np.exp(feeds["z"].astype(np.float64))
+    np.testing.assert_allclose(result, e / (1 + np.exp(-e)), rtol=2e-3 if dtype == "float16" else 1e-6)
+
+
+def test_a_type_that_only_a_function_states_is_kept_without_its_sizes() -> None:
+    model = parsed(
+        """g (float[3,4] x) => (float[3,4] y) { y = my.gate(x) }
+        <opset_import: ["" : 21, "com.microsoft" : 1], domain: "my"> gate (a) => (r) <float[7] e> {
+        e = com.microsoft.Inverse(a)
+        r = Tanh(e) }""",
+        domains=', "my" : 1, "com.microsoft" : 1',
+    )
+    first, second = og.onnx.load(model).ops[:2]
+    assert (first.outputs[0].dtype, first.outputs[0].dims, second.kind) == ("f32", None, "Tanh")

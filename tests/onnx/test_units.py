@@ -226,6 +226,27 @@ def test_values_inside_a_norm_that_are_read_elsewhere_stay() -> None:
     assert types(made) == ["Pow", "ReduceMean", "Add", "Sqrt", "opgraph::RMSNorm"]
 
 
+@pytest.mark.parametrize("opset", [18, 23])
+@pytest.mark.parametrize("lines", [RMS, LAYER], ids=["rms", "layer"])
+def test_a_norm_that_is_read_without_its_weight_is_computed_once(lines: list[str], opset: int) -> None:
+    source = model_of(lines, "f32", opset)
+    source.graph.output.append(helper.make_tensor_value_info("n", T.FLOAT, ["n", 32]))
+    made = to_model(og.onnx.load(source))
+    norm = "RMSNormalization" if opset == 23 else "opgraph::RMSNorm"
+    assert types(made) == ([norm, "Mul"] if lines is RMS else types(source))
+    assert to_model(og.onnx.load(made)) == made
+    feeds = {"x": np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32)}
+    np.testing.assert_allclose(ran(made, feeds), ran(source, feeds), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_moves_to_another_opset_for_one_unit_has_all_units_as_they_are_there() -> None:
+    source = model_of([*GATED[:-1], "n=Erf x", *ERF], "f32", 18)
+    source.graph.output.append(helper.make_tensor_value_info("g", T.FLOAT, ["n", 32]))
+    made = to_model(og.onnx.load(source), form="standard", target="onnxruntime==1.32")
+    assert sorted(types(made)) == ["Erf", "Gelu", "Swish"]
+    assert to_model(og.onnx.load(made), form="standard", target="onnxruntime==1.32") == made
+
+
 def test_the_rows_of_norms_take_and_leave_their_examples() -> None:
     for rule in NORMS:
         taken, left = og.parse(rule.takes), og.parse(rule.leaves)
@@ -379,3 +400,13 @@ def test_new_nodes_have_no_name_that_another_node_has() -> None:
     assert types(made) == ["Mul", "Sigmoid", "Mul", "Neg", "Exp"] and len(set(names)) == 5
     assert names[2:] == ["/act/Mul", "/act/Mul_1", "/act/Mul_0"]
     ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_a_contributed_swish_of_an_opset_that_has_no_body_for_it_stays() -> None:
+    node = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft", alpha=2.0)
+    ports = [helper.make_tensor_value_info(n, T.FLOAT16, ["n", 4]) for n in "xy"]
+    imports = [helper.make_opsetid("", 11), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    source = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    assert to_model(og.onnx.load(source)) == source
+    assert types(to_model(og.onnx.load(source), opset=12)) == ["opgraph::Swish"]

@@ -16,6 +16,7 @@ from opgraph.runtime import cpu_compiler, executor
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
+pytest.importorskip("onnx.parser")
 pytest.importorskip("onnxruntime")
 
 from opgraph.runtime.providers import onnxruntime as provider  # noqa: E402  # needs onnx
@@ -66,6 +67,17 @@ def test_what_onnxruntime_runs_as_fast_itself_joins_its_region(middle: str) -> N
 def three() -> og.Executable:
     """Region, kernel, region."""
     return og.compile(between(LONG))
+
+
+@pytest.mark.parametrize("axes", [0, 1, 2])
+def test_an_exponent_may_have_axes_of_size_one(axes: int) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 21]> g (float[n,64] x, float[64,64] w) => (float[n,64] y) {
+        a = MatMul(x, w) b = Pow(a, power) y = MatMul(b, w) }"""
+    )
+    model.graph.initializer.append(onnx.helper.make_tensor("power", onnx.TensorProto.FLOAT, (1,) * axes, [3.0]))
+    f = og.compile(og.onnx.load(model))
+    assert_right(f, feeds())
 
 
 def test_what_would_be_many_nodes_stays_a_kernel(three: og.Executable) -> None:

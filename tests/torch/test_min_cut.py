@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from opinfo_interpreted import interpreted  # noqa: E402
-from torch.nn import functional as F  # noqa: E402
+from torch.nn.functional import cross_entropy, layer_norm  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 
@@ -27,10 +27,10 @@ def kept(function: Callable[..., Any], *args: Any) -> int:
 
 
 def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> None:
-    """Torch's partitioner weighs what a kernel need not write twice: it would keep the logits, and two numbers a row."""
+    """Torch's partitioner weighs what a kernel need not write twice: it would keep logits and two numbers a row."""
 
     def loss(x: Any, w: Any, targets: Any) -> Any:
-        return F.cross_entropy(x @ w, targets)
+        return cross_entropy(x @ w, targets)
 
     x, w = torch.randn(6, 5, requires_grad=True), torch.randn(5, 8, requires_grad=True)
     operands, targets, count = x.nbytes + w.nbytes, 6 * LONG, FLOAT
@@ -43,7 +43,7 @@ def test_logits_that_are_returned_are_kept_where_that_costs_next_to_nothing(clas
 
     def loss(x: Any, w: Any, targets: Any) -> Any:
         logits = x @ w
-        return F.cross_entropy(logits, targets), logits.detach()
+        return cross_entropy(logits, targets), logits.detach()
 
     x, w = torch.randn(6, 5, requires_grad=True), torch.randn(5, classes, requires_grad=True)
     operands, targets, count = x.nbytes + w.nbytes, 6 * LONG, FLOAT
@@ -56,7 +56,7 @@ def test_a_norm_of_a_sum_that_is_read_later_keeps_the_sum_and_not_a_result_of_th
 
     def block(x: Any, w: Any, v: Any, scale: Any, shift: Any) -> Any:
         x = x + x @ w
-        return x + F.layer_norm(x, (256,), scale, shift) @ v
+        return x + layer_norm(x, (256,), scale, shift) @ v
 
     args = [torch.randn(n, 256, requires_grad=True) for n in (32, 256, 256)]
     args += [torch.randn(256, requires_grad=True) for _ in range(2)]

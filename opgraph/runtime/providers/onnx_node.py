@@ -20,7 +20,7 @@ from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import AttributeProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from opgraph.errors import ModelError
 from opgraph.ir.attributes import f32
@@ -191,15 +191,17 @@ def _positions(op: Op, name: str) -> tuple[int, ...]:
 
 def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
     """Renames what the node's subgraphs take from outside. A name that a subgraph defines itself is not outside."""
-    graphs = [g for a in node.attribute for g in (a.g, *a.graphs) if g.ByteSize()]
-    while graphs:
-        graph = graphs.pop()
+    waiting = [(graph, names) for graph in _graphs(node)]
+    while waiting:
+        graph, outer = waiting.pop()
+        own = _defined(graph)
+        renamed = {name: new for name, new in outer.items() if name not in own}
         for inner in graph.node:
             for index, name in enumerate(inner.input):
-                inner.input[index] = names.get(name, name)
-            graphs += [g for a in inner.attribute for g in (a.g, *a.graphs) if g.ByteSize()]
+                inner.input[index] = renamed.get(name, name)
+            waiting += [(g, renamed) for g in _graphs(inner)]
         for output in graph.output:
-            output.name = names.get(output.name, output.name)
+            output.name = renamed.get(output.name, output.name)
 
 
 def defined_inside(nodes: Iterable[NodeProto]) -> set[str]:
@@ -207,9 +209,15 @@ def defined_inside(nodes: Iterable[NodeProto]) -> set[str]:
     found: set[str] = set()
     waiting = list(nodes)
     while waiting:
-        for attribute in waiting.pop().attribute:
-            for graph in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
-                found.update(value.name for value in (*graph.input, *graph.initializer))
-                found.update(name for inner in graph.node for name in inner.output)
-                waiting += graph.node
+        for graph in _graphs(waiting.pop()):
+            found |= _defined(graph)
+            waiting += graph.node
     return found - {""}
+
+
+def _graphs(node: NodeProto) -> list[GraphProto]:
+    return [g for a in node.attribute if a.type in _GRAPHS for g in (a.g, *a.graphs) if g.ByteSize()]
+
+
+def _defined(graph: GraphProto) -> set[str]:
+    return {v.name for v in (*graph.input, *graph.initializer)} | {n for inner in graph.node for n in inner.output}
