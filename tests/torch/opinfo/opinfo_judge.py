@@ -164,21 +164,28 @@ class Judge:
             change, convert = rounded(mover(seed, NEARBY)), narrow_dtype if is_wide else None
             narrow = run(self._program, self._call, self._derivative, change, convert)
             change = rounded(mover(seed, NEARBY), and_widened=True)
-            found.append((narrow, run(truth, self._call, self._derivative, change, wide_dtype)))
+            found.append((narrow, self._wide(truth, change)))
         return found
 
     def _true(self) -> Outcome:
         if self._truth is None:
-            self._truth = (
-                self.eager if self._drawn else run(self._exact, self._call, self._derivative, widened, wide_dtype)
-            )
+            self._truth = self.eager if self._drawn else self._wide(self._exact, widened)
         return self._truth
 
     def _moves(self, dtype: torch.dtype) -> list[Outcome]:
         if dtype not in self._moved:
             changes = [mover(seed, torch.finfo(dtype).eps) for seed in range(MOVES)]
-            self._moved[dtype] = [run(self._exact, self._call, self._derivative, c, wide_dtype) for c in changes]
+            self._moved[dtype] = [self._wide(self._exact, change) for change in changes]
         return self._moved[dtype]
+
+    def _wide(self, program: Callable[..., Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
+        """A program in float64, which is also what it makes of integers."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            return run(program, self._call, self._derivative, change, wide_dtype)
+        finally:
+            torch.set_default_dtype(before)
 
     def _value(self, outcome: Outcome, name: str, like: torch.Tensor) -> torch.Tensor | None:
         value = outcome.values.get(name)
