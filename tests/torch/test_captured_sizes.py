@@ -375,6 +375,26 @@ def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
     assert counts == [1, 2, 2, 2]
 
 
+def test_what_to_keep_is_chosen_without_asking_for_sizes():
+    """Kernels ask where a tensor is put together of others, which would fix its sizes."""
+
+    def function(x, w):
+        shifted = torch.zeros_like(x)
+        shifted[:, 1:] = x[:, :-1] * w
+        halves = torch.cat((shifted.sin(), x), 1)
+        return halves.exp() @ w, halves.cos()
+
+    counters = torch._dynamo.utils.counters["stats"]
+    fused = torch.compile(function, backend="opgraph")
+    before, counts = counters["unique_graphs"], []
+    for rows, length in ((2, 8), (3, 12), (4, 16), (3, 20)):
+        x, w = torch.randn(rows, length, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+        torch.testing.assert_close(fused(x, w), function(x, w))
+        counts.append(counters["unique_graphs"] - before)
+    first, *later = counts
+    assert later == [2 * first] * 3
+
+
 def test_images_of_other_sizes_make_no_programs(programs):
     """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
     model = nn.Sequential(

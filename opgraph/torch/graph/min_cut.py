@@ -21,7 +21,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
-from opgraph.torch.graph.aten import is_computed, is_random, packet, value_of
+from opgraph.torch.graph.aten import is_random, is_reduction, packet, value_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constant_folding import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.layouts import channels_last
@@ -299,13 +299,13 @@ def _preferences(joint: Graph, backward: AbstractSet[Node]) -> dict[Node, float]
     Args:
         backward: the nodes of the backward pass.
     """
-    library = {n for n in joint.nodes if n.op == "call_function" and not is_view(n) and not is_computed(n)}
+    library = {n for n in joint.nodes if n.op == "call_function" and not is_view(n) and not _fuses(n)}
     stages: dict[Node, int] = {}  # the most library ops on a way to a value
     for node in joint.nodes:
         stages[node] = max((stages[n] + (n in library) for n in node.all_input_nodes), default=0)
     found = {}
     for node in joint.nodes:
-        is_written, is_returned = not is_computed(node), False
+        is_written, is_returned = not _fuses(node), False
         waiting = [node]
         while waiting:
             for user in waiting.pop().users:
@@ -316,6 +316,13 @@ def _preferences(joint: Graph, backward: AbstractSet[Node]) -> dict[Node, float]
                     is_written |= user in library or stages[user] > stages[node]
         found[node] = 1 - _NEARLY if is_returned else 1.0 if is_written else 1 + _NEARLY
     return found
+
+
+def _fuses(node: Node) -> bool:
+    """Whether a call is one of those that kernels make, in graphs whose sizes are symbols, which nothing may ask for."""
+    if not isinstance(node.target, OpOverload) or is_random(node):
+        return False
+    return torch.Tag.pointwise in node.target.tags or packet(node) in _COPIES or is_reduction(node)
 
 
 def _weight(node: Node, free: AbstractSet[Node]) -> float:
