@@ -319,7 +319,7 @@ def _preferences(joint: Graph, backward: AbstractSet[Node]) -> dict[Node, float]
 
 
 def _fuses(node: Node) -> bool:
-    """Whether a call is one of those that kernels make, in graphs whose sizes are symbols, which nothing may ask for."""
+    """Whether kernels may make what a call makes; it is not asked for its sizes, which would fix symbols."""
     if not isinstance(node.target, OpOverload) or is_random(node):
         return False
     return torch.Tag.pointwise in node.target.tags or packet(node) in _COPIES or is_reduction(node)
