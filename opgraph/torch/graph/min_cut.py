@@ -26,7 +26,12 @@ from opgraph.torch.graph.common_subexpressions import share_common_subexpression
 from opgraph.torch.graph.constant_folding import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.selections import COMPUTED_ONCE, comparisons_with_selections
-from opgraph.torch.graph.torch_internals import hint, inputs_written_afterwards, min_cut
+from opgraph.torch.graph.torch_internals import (
+    hint,
+    inputs_written_afterwards,
+    min_cut,
+    recompute_in_backward,
+)
 from opgraph.torch.graph.views import base_of, is_alias, is_view
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -106,8 +111,8 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
         constants = constants_of(joint.graph)
         for node in joint.graph.nodes:
             if node in again:
-                if isinstance(value_of(node), torch.Tensor):
-                    node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+                if isinstance(value_of(node), torch.Tensor) and "recompute" not in node.meta:
+                    recompute_in_backward(node)
             elif node not in constants:
                 node.meta.setdefault("recompute", _KEPT)
         return cut(
@@ -239,7 +244,9 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
     for node in nodes:
         if node in backward:
             continue
-        flow.add_edge((node, "in"), (node, "out"), capacity=_weight(node, free) * preferences[node])
+        is_checkpointed = node.meta.get("recompute") in _RECOMPUTED and isinstance(node.target, OpOverload)
+        weight = math.inf if is_checkpointed else _weight(node, free) * preferences[node]
+        flow.add_edge((node, "in"), (node, "out"), capacity=weight)
         for user in node.users:
             if user in backward:
                 flow.add_edge((node, "out"), "backward", capacity=math.inf)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import importlib
+import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodDescriptorType
@@ -18,6 +19,7 @@ import torch
 from torch._decomp import get_decompositions as get_decompositions
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.runtime.providers.torch_internals import FakeTensor, dispatch_modes, fake_mode_of
 
@@ -83,6 +85,16 @@ def min_cut(
 
     with functorch_settings(cse=False, **settings):
         return min_cut_rematerialization_partition(joint, inputs, **arguments)
+
+
+def recompute_in_backward(node: torch.fx.Node) -> None:
+    """Tags a call for torch's partitioner as activation checkpointing does.
+
+    There each call also has the number of its checkpoint. Some versions of torch compare the numbers of two tagged
+    calls without asking whether there are any; NaN is greater than none.
+    """
+    node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    node.meta.setdefault("ac_graph_id", math.nan)
 
 
 def functorch_settings(**settings: Any) -> AbstractContextManager[Any]:
