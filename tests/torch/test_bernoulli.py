@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 import opgraph.torch as ogt
@@ -189,3 +190,12 @@ def test_dropout_of_everything_draws_nothing_as_in_eager_torch():
     x = torch.randn(90, 70)
     dropped = partial(functional.dropout, x, 1.0)
     assert_same(drawn(torch.compile(dropped, backend="opgraph")), drawn(dropped))
+
+
+def test_the_first_draw_of_a_process_may_be_one_without_data(native):
+    """`ogt.saved_tensors(..., dry_run=True)` draws fake tensors. The loop is compared with torch before its first use."""
+    module._native.cache_clear()
+    with FakeTensorMode():
+        made = bernoulli(torch.empty(module._FEWEST), 0.5)
+    assert isinstance(made, FakeTensor)
+    assert module._native() is not None
