@@ -193,7 +193,7 @@ def test_dropout_of_everything_draws_nothing_as_in_eager_torch():
 
 
 def test_the_first_draw_of_a_process_may_be_one_without_data(native):
-    """`ogt.saved_tensors(..., dry_run=True)` draws fake tensors. The loop is compared with torch before its first use."""
+    """`ogt.saved_tensors(..., dry_run=True)` draws fake tensors; the loop is compared with torch first."""
     module._native.cache_clear()
     with FakeTensorMode():
         made = bernoulli(torch.empty(module._FEWEST), 0.5)
