@@ -33,7 +33,7 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     lines = ["v0 = torch.tanh(y)", "F.silu(x, inplace=True)", "v1 = x * self.weight", "v2 = y.abs()"]
     text = Text(image=False, lines=lines, outputs=["v1", "v2"], cases=CASES[:2])
     assert list(problems(text, 0)) == []
-    monkeypatch.setattr(min_cut, "inputs_written_afterwards", lambda joint: [])
+    monkeypatch.setattr(min_cut, "inputs_written_afterwards", lambda joint, places: [])
     monkeypatch.setattr(min_cut, "clones_of_inputs", lambda joint: set())
     assert any("inplace operation" in problem for problem in problems(text, 0))
     small = shrunk(text, 0)

@@ -1,11 +1,12 @@
 """What a captured network keeps for backward: the least number of bytes, without running a library op twice.
 
 A minimum cut between forward and backward, weighted by bytes, finds the values to keep. Pointwise ops, views, casts,
-fills and copies may be computed again in backward; a library op and anything random never are. Of cuts that differ by
-less than 1 in 128 the one is taken whose values are in memory in any case; of equal ones the one nearest the backward,
-so that the shortest chains are computed again. The result stands in the graph as tags (`CheckpointPolicy`), which leave
-torch's partitioner no choice: it would weigh values by rules of its own. Tags that activation checkpointing left are
-obeyed. With a budget torch's own rules decide, which may run library ops again.
+fills and copies may be computed again in backward; a library op and anything random never are. Of equal cuts the one
+nearest the backward is taken, so that the shortest chains are computed again. The values stand in the graph as tags
+(`CheckpointPolicy.MUST_SAVE`) for torch's partitioner, which splits the graph, but weighs values by rules of its own:
+what needs not be written otherwise counts twice. Where it keeps more than 1 in 128 beyond the least number of bytes,
+all else is tagged, too, and it has no choice. Tags that activation checkpointing left are obeyed. With a budget torch's
+own rules decide, which may run library ops again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.errors import InvalidArguments
 from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
-from opgraph.torch.graph.aten import is_random, is_reduction, packet, value_of
+from opgraph.torch.graph.aten import is_random, packet, value_of
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.constant_folding import constants_of, fold_constants, share_constants
 from opgraph.torch.graph.layouts import channels_last
@@ -51,8 +52,9 @@ _COPIES = frozenset(
 PARAMETER = "opgraph_parameter"
 #: In the meta of the copies that `hold_compared` makes.
 _HELD = "opgraph_held"
-#: The part of its bytes by which a cut may be larger than the least one, to keep what is in memory in any case.
-_NEARLY = 1 / 128
+#: Where torch's partitioner keeps up to this times the least number of bytes, its choice is taken: it prefers values
+#: that are in memory in any case.
+_NEARLY = 129 / 128
 _KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
@@ -109,18 +111,26 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
         if hold_compared(joint.graph, keep):
             keep, again = kept_values(joint.graph, arguments["num_fwd_outputs"], free)
         constants = constants_of(joint.graph)
-        for node in joint.graph.nodes:
-            if node in again:
-                if isinstance(value_of(node), torch.Tensor) and "recompute" not in node.meta:
-                    recompute_in_backward(node)
-            elif node not in constants:
-                node.meta.setdefault("recompute", _KEPT)
-        return cut(
-            aggressive_recomputation=True,
-            recompute_views=True,
-            ban_recompute_reductions=False,
-            activation_memory_budget=1.0,
-        )
+        untagged = [n for n in joint.graph.nodes if "recompute" not in n.meta]
+        for node in untagged:
+            if node in keep or not (node in constants or _may_be_recomputed(node)):
+                node.meta["recompute"] = _KEPT
+        settings = {
+            "aggressive_recomputation": True,
+            "recompute_views": True,
+            "ban_recompute_reductions": False,
+            "activation_memory_budget": 1.0,
+        }
+        parts = cut(**settings)
+        kept, _, _ = _kept_bytes(parts[0].graph, arguments["num_fwd_outputs"])
+        if kept <= _NEARLY * sum(_weight(n, set(free)) for n in keep):
+            return parts
+        for node in untagged:
+            if node not in again:
+                node.meta["recompute"] = _KEPT
+            elif isinstance(value_of(node), torch.Tensor):
+                recompute_in_backward(node)
+        return cut(**settings)
 
     return split
 
@@ -238,14 +248,13 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
     constants = constants_of(joint)  # of symbolic sizes: other ones have been folded
     forward = _computed_forward(joint, forward_outputs)
     free = set(free)
-    preferences = _preferences(joint, backward)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("forward", "backward"))
     for node in nodes:
         if node in backward:
             continue
         is_checkpointed = node.meta.get("recompute") in _RECOMPUTED and isinstance(node.target, OpOverload)
-        weight = math.inf if is_checkpointed else _weight(node, free) * preferences[node]
+        weight = math.inf if is_checkpointed else _weight(node, free)
         flow.add_edge((node, "in"), (node, "out"), capacity=weight)
         for user in node.users:
             if user in backward:
@@ -295,41 +304,6 @@ def _may_be_recomputed(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
     return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
-
-
-def _preferences(joint: Graph, backward: AbstractSet[Node]) -> dict[Node, float]:
-    """Factors of weights, which decide between cuts of nearly the same bytes.
-
-    Values that the forward returns are preferred, for the caller holds them, and then those that it writes in any case:
-    a library op makes or reads them, or a later kernel reads them. Others would be written for backward alone.
-
-    Args:
-        backward: the nodes of the backward pass.
-    """
-    library = {n for n in joint.nodes if n.op == "call_function" and not is_view(n) and not _fuses(n)}
-    stages: dict[Node, int] = {}  # the most library ops on a way to a value
-    for node in joint.nodes:
-        stages[node] = max((stages[n] + (n in library) for n in node.all_input_nodes), default=0)
-    found = {}
-    for node in joint.nodes:
-        is_written, is_returned = not _fuses(node), False
-        waiting = [node]
-        while waiting:
-            for user in waiting.pop().users:
-                is_returned |= user.op == "output"
-                if is_view(user):
-                    waiting.append(user)
-                elif user not in backward:
-                    is_written |= user in library or stages[user] > stages[node]
-        found[node] = 1 - _NEARLY if is_returned else 1.0 if is_written else 1 + _NEARLY
-    return found
-
-
-def _fuses(node: Node) -> bool:
-    """Whether kernels may make what a call makes; it is not asked for its sizes, which would fix symbols."""
-    if not isinstance(node.target, OpOverload) or is_random(node):
-        return False
-    return torch.Tag.pointwise in node.target.tags or packet(node) in _COPIES or is_reduction(node)
 
 
 def _weight(node: Node, free: AbstractSet[Node]) -> float:
