@@ -162,7 +162,7 @@ def test_calls_are_timed_in_turn() -> None:
 
     order: list[int] = []
     calls = [lambda: (order.append(0), time.sleep(0.001)), lambda: (order.append(1), time.sleep(0.003))]
-    timing = timed(calls, budget=0.05)
+    timing = timed(calls, budget=5.0, most=20)  # seconds that a busy machine may take
     assert timing.ratios[0] == 1 and 1.5 < timing.ratios[1] < 6
     assert timing.rounds >= 5 and min(order.count(0), order.count(1)) >= 5
     turns = [pair for pair in pairwise(order) if pair[0] != pair[1]]
