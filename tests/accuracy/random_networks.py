@@ -4,7 +4,8 @@ A seed is a module: parameters, buffers, a forward of random lines (`network_lin
 torch when it was drawn, and calls of it (`network_calls.py`). Results, gradients, parameters, buffers, written inputs,
 strides, shared memory and random numbers of the fused module are compared with those of the same module in eager torch.
 Most modules are in f64; in other dtypes and under autocast, two results may be as far apart as rounding errors of each
-op bring them in eager torch (`network_rounding.py`). What a problem does not need is left out of what is printed.
+op bring them in eager torch (`network_rounding.py`). With --graphs it is counted how often other batch sizes are
+captured anew, beside `aot_eager`. What a problem does not need is left out of what is printed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -333,6 +334,32 @@ def problems(text: Text, seed: int) -> Iterator[str]:
             return
 
 
+#: Sizes of axis 0: the second one makes it a symbol, and later ones need no graph of their own.
+_BATCHES = (3, 5, 7, 9)
+
+
+def recaptures(text: Text, seed: int) -> Iterator[str]:
+    """Whether calls with other batch sizes are captured anew where `aot_eager` captures nothing; nothing where eager
+    torch raises an error."""
+    cases = [Case(batch, training=True, grads=True) for batch in _BATCHES]
+    found = []
+    for backend in ("eager", "aot_eager", "opgraph"):
+        torch._dynamo.reset()
+        counted = torch._dynamo.utils.counters["stats"]
+        before, model, graphs = counted["unique_graphs"], Network(text, seed).train(), []
+        called: Any = model if backend == "eager" else torch.compile(model, backend=backend)
+        for case in cases:
+            try:
+                run(called, text, seed, case)
+            except Exception:
+                return
+            graphs.append(counted["unique_graphs"] - before)
+        found.append(graphs)
+    _, plain, ours = found
+    if ours[-1] > plain[-1]:
+        yield f"graphs captured after batches of {_BATCHES}: {ours}, by aot_eager {plain}"
+
+
 def _compiled(text: Text, seed: int, number: int) -> dict[str, Any]:
     """What a call does by torch.compile and its backend that compiles nothing, `aot_eager`; nothing where it fails.
 
@@ -368,12 +395,12 @@ def _rounded(text: Text, seed: int, number: int) -> dict[str, float]:
     return spread(found)
 
 
-def shrunk(text: Text, seed: int) -> Text:
-    """The outputs and lines that a problem needs."""
+def shrunk(text: Text, seed: int, check: Callable[[Text, int], Iterator[str]] = problems) -> Text:
+    """The outputs and lines that a problem of a check needs."""
 
     def shows(smaller: Text) -> bool:
         try:
-            return next(problems(smaller, seed), None) is not None
+            return next(check(smaller, seed), None) is not None
         except Exception:
             return False  # a line reads what an earlier one made
 
@@ -399,7 +426,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")
     parser.add_argument("--no-compiler", action="store_true", help="kernels run op by op")
     parser.add_argument("--recompute", action="store_true", help="over the peak values of any size are computed again")
+    parser.add_argument("--graphs", action="store_true", help="counts what other batch sizes capture, and no more")
     given = parser.parse_args()
+    check = recaptures if given.graphs else problems
     if given.recompute:
         peak_recomputation.SMALLEST = 1
     torch.set_num_threads(1)
@@ -420,10 +449,10 @@ def main() -> int:
                 )
             ran += 1
             text = drawn(seed)
-            if next(problems(text, seed), None) is not None:
+            if next(check(text, seed), None) is not None:
                 wrong += 1
-                text = shrunk(text, seed)
-                print(f"seed {seed}:", *problems(text, seed), sep="\n  ")
+                text = shrunk(text, seed, check)
+                print(f"seed {seed}:", *check(text, seed), sep="\n  ")
                 print(f"{text}{text.settings()}", flush=True)
     print(f"{ran} networks from seed {first} in {time.monotonic() - start:.0f} s: {wrong} with problems")
     return 1 if wrong else 0

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 import network_calls  # noqa: E402
 from network_calls import CASES  # noqa: E402
-from random_networks import Text, drawn, problems, shrunk  # noqa: E402
+from random_networks import Text, drawn, problems, recaptures, shrunk  # noqa: E402
 
-from opgraph.torch.graph import min_cut  # noqa: E402
+from opgraph.torch.graph import backend, min_cut  # noqa: E402
 
 #: What is captured and planned counts here; `python tests/accuracy/random_networks.py` compiles kernels.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
@@ -19,6 +19,11 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("int
 @pytest.mark.parametrize("seed", range(4))
 def test_a_random_network_does_what_it_does_in_eager_torch(seed) -> None:
     assert list(problems(drawn(seed), seed)) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_another_batch_size_of_a_random_network_is_not_captured_anew(seed) -> None:
+    assert list(recaptures(drawn(seed), seed)) == []
 
 
 @pytest.mark.sweep
@@ -38,6 +43,25 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     assert any("inplace operation" in problem for problem in problems(text, 0))
     small = shrunk(text, 0)
     assert small.lines == lines[1:3] and small.outputs == ["v1"] and small.cases == CASES[:1]
+
+
+def test_a_size_that_is_asked_for_is_found(monkeypatch) -> None:
+    """It is a number from then on, and each batch size is captured anew."""
+    lines = ["v0 = torch.tanh(x) * self.weight", "v1 = y.abs()", "v2 = v0.cumsum(-1)"]
+    text = Text(image=False, lines=lines, outputs=["v2", "v1"], cases=CASES[:1])
+    assert list(recaptures(text, 0)) == []
+
+    def asking(graph, inputs):
+        for place in graph.graph.find_nodes(op="placeholder"):
+            for size in getattr(place.meta["example_value"], "shape", ()):
+                int(size)
+        return ()
+
+    monkeypatch.setattr(backend, "dependencies", asking)
+    assert [problem.partition(":")[0] for problem in recaptures(text, 0)] == [
+        "graphs captured after batches of (3, 5, 7, 9)"
+    ]
+    assert shrunk(text, 0, recaptures).outputs == ["v1"]
 
 
 def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
