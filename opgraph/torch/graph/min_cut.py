@@ -3,16 +3,16 @@
 A minimum cut between forward and backward, weighted by bytes, finds the values to keep. Pointwise ops, views, casts,
 fills and copies may be computed again in backward; a library op and anything random never are. Of equal cuts the one
 nearest the backward is taken, so that the shortest chains are computed again. The values stand in the graph as tags
-(`CheckpointPolicy.MUST_SAVE`) for torch's partitioner, which splits the graph, but weighs values by rules of its own:
-what needs not be written otherwise counts twice. Where it keeps more than 1 in 128 beyond the least number of bytes,
-all else is tagged, too, and it has no choice. Tags that activation checkpointing left are obeyed. With a budget torch's
-own rules decide, which may run library ops again.
+(`CheckpointPolicy.MUST_SAVE`) for torch's partitioner, which splits the graph, but weighs values by rules of its own: a
+value that would be written for backward alone counts twice. Where it keeps more than 1 in 128 beyond the least number
+of bytes, all else is tagged, too, and it has no choice. Tags that activation checkpointing left are obeyed. With a
+budget torch's own rules decide, which may run library ops again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from collections.abc import Set as AbstractSet
 from typing import Any, Literal, TypeAlias
 
@@ -87,7 +87,7 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
             return parts
 
         places = [n for n in joint.graph.nodes if n.op == "placeholder"]
-        free = [places[i] for i in arguments.get("static_lifetime_input_indices") or ()]
+        free = {places[i] for i in arguments.get("static_lifetime_input_indices") or ()}
         for node in free:
             node.meta[PARAMETER] = True
         share_common_subexpressions(joint.graph)
@@ -123,7 +123,7 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
         }
         parts = cut(**settings)
         kept, _, _ = _kept_bytes(parts[0].graph, arguments["num_fwd_outputs"])
-        if kept <= _NEARLY * sum(_weight(n, set(free)) for n in keep):
+        if kept <= _NEARLY * sum(_weight(n, free) for n in keep):
             return parts
         for node in untagged:
             if node not in again:
@@ -232,7 +232,9 @@ def _remove_held(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -> tuple[set[Node], set[Node]]:
+def kept_values(
+    joint: Graph, forward_outputs: int, free: AbstractSet[Node] = frozenset()
+) -> tuple[set[Node], set[Node]]:
     """The values whose bytes together are the fewest from which backward can be computed, and the calls of the forward
     that backward makes again.
 
@@ -247,7 +249,6 @@ def kept_values(joint: Graph, forward_outputs: int, free: Iterable[Node] = ()) -
     backward = _backward(joint, forward_outputs)
     constants = constants_of(joint)  # of symbolic sizes: other ones have been folded
     forward = _computed_forward(joint, forward_outputs)
-    free = set(free)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("forward", "backward"))
     for node in nodes:
