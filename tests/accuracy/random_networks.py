@@ -351,7 +351,9 @@ def recaptures(text: Text, seed: int) -> Iterator[str]:
         for case in cases:
             try:
                 run(called, text, seed, case)
-            except Exception:
+            except Exception as error:
+                if backend == "opgraph":
+                    yield f"{case}: {type(error).__name__}: {error}"
                 return
             graphs.append(counted["unique_graphs"] - before)
         found.append(graphs)

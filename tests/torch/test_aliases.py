@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
+from opgraph.torch.graph.backend import Captured, observed
 
-from opinfo_interpreted import interpreted  # noqa: E402
-
-from opgraph.torch.graph.backend import Captured, observed  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fused partitions run op by op")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fused partitions run op by op"),
+    pytest.mark.usefixtures("interpreted_kernels"),
+]
 
 
 @pytest.fixture(autouse=True)
-def _anew() -> Iterator[None]:
+def _anew() -> None:
     torch._dynamo.reset()
-    with interpreted():
-        yield
 
 
 def by_strides(x: Any) -> Any:

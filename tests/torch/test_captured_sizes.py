@@ -330,6 +330,16 @@ def test_sizes_that_guards_hold_equal_make_no_programs(programs):
     assert counts == [2, *[6] * 4]
 
 
+def graphs_after(plain, fused, inputs):
+    """How many graphs Dynamo has captured after each call of a fused function, which gives what the plain one does."""
+    counters = torch._dynamo.utils.counters["stats"]
+    before, counts = counters["unique_graphs"], []
+    for given in inputs:
+        torch.testing.assert_close(fused(*given), plain(*given))
+        counts.append(counters["unique_graphs"] - before)
+    return counts
+
+
 def test_a_graph_with_several_results_keeps_its_symbols(programs):
     """The graph is run on fake tensors to find out which inputs each result depends on. `F.pad` of a size that became
     equal to another one later read it as a number, and Dynamo captured a mixture of experts anew for each length."""
@@ -346,15 +356,10 @@ def test_a_graph_with_several_results_keeps_its_symbols(programs):
             loss = F.cross_entropy(logits.flatten(0, 1), following)
             return loss + (hidden * (labels > 0)[..., None]).mean(), logits
 
-    counters = torch._dynamo.utils.counters["stats"]
     plain = Padded()
-    fused = ogt.fuse(copy.deepcopy(plain))
-    before, counts = counters["unique_graphs"], []
-    for length in (8, 13, 18, 10, 15):
-        given = torch.randint(0, 16, (2, length)), torch.randint(0, 16, (2, length))
-        torch.testing.assert_close(fused(*given), plain(*given))
-        counts.append(counters["unique_graphs"] - before)
-    assert counts == [1, 2, 2, 2, 2]
+    lengths = (8, 13, 18, 10, 15)
+    inputs = [(torch.randint(0, 16, (2, n)), torch.randint(0, 16, (2, n))) for n in lengths]
+    assert graphs_after(plain, ogt.fuse(copy.deepcopy(plain)), inputs) == [1, 2, 2, 2, 2]
 
 
 def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
@@ -365,14 +370,8 @@ def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
         rows = x.view(x.shape[0], -1) * 3
         return rows.exp(), rows.sin()
 
-    counters = torch._dynamo.utils.counters["stats"]
-    fused = torch.compile(function, backend="opgraph")
-    before, counts = counters["unique_graphs"], []
-    for batch in (3, 7, 9, 11):
-        x = torch.randn(batch, 2, 3, requires_grad=True)
-        torch.testing.assert_close(fused(x), function(x))
-        counts.append(counters["unique_graphs"] - before)
-    assert counts == [1, 2, 2, 2]
+    inputs = [(torch.randn(batch, 2, 3, requires_grad=True),) for batch in (3, 7, 9, 11)]
+    assert graphs_after(function, torch.compile(function, backend="opgraph"), inputs) == [1, 2, 2, 2]
 
 
 def test_what_to_keep_is_chosen_without_asking_for_sizes():
@@ -384,14 +383,10 @@ def test_what_to_keep_is_chosen_without_asking_for_sizes():
         halves = torch.cat((shifted.sin(), x), 1)
         return halves.exp() @ w, halves.cos()
 
-    counters = torch._dynamo.utils.counters["stats"]
-    fused = torch.compile(function, backend="opgraph")
-    before, counts = counters["unique_graphs"], []
-    for rows, length in ((2, 8), (3, 12), (4, 16), (3, 20)):
-        x, w = torch.randn(rows, length, 4, requires_grad=True), torch.randn(4, requires_grad=True)
-        torch.testing.assert_close(fused(x, w), function(x, w))
-        counts.append(counters["unique_graphs"] - before)
-    first, *later = counts
+    w = torch.randn(4, requires_grad=True)
+    sizes = ((2, 8), (3, 12), (4, 16), (3, 20))
+    inputs = [(torch.randn(rows, length, 4, requires_grad=True), w) for rows, length in sizes]
+    first, *later = graphs_after(function, torch.compile(function, backend="opgraph"), inputs)
     assert later == [2 * first] * 3
 
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch.nn.functional import cross_entropy
 
-torch = pytest.importorskip("torch")
+import opgraph.torch as ogt
 
-from opinfo_interpreted import interpreted  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
-
-import opgraph.torch as ogt  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fused partitions run op by op")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*fused partitions run op by op"),
+    pytest.mark.usefixtures("interpreted_kernels"),
+]
 #: Bytes of an f32 and of an s64.
 FLOAT, LONG = 4, 8
 
@@ -22,8 +22,7 @@ FLOAT, LONG = 4, 8
 def kept(function: Callable[..., Any], *args: Any) -> int:
     """Bytes that a compiled function keeps for backward."""
     torch._dynamo.reset()
-    with interpreted():
-        return int(ogt.saved_tensors(torch.compile(function, backend="opgraph"), *args).totals.kept)
+    return int(ogt.saved_tensors(torch.compile(function, backend="opgraph"), *args).totals.kept)
 
 
 def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> None:

@@ -68,7 +68,6 @@ def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
     """The divergence of a distribution from itself is 0, or has the sign of a rounding error."""
     divergence = "F.kl_div(F.log_softmax(y, -1), F.softmax(y, -1), reduction='batchmean')"
     lines = [f"v0 = {divergence}", "v1 = torch.atan2(v0, v0)"]
-    lines = ["v0 = torch.tanh(x) * self.weight", "v1 = v0.cumsum(-1)"]  # no single activation
     text = Text(image=False, lines=lines, outputs=["v1"], cases=CASES[:4])
     assert list(problems(text, 10282)) == []
 
