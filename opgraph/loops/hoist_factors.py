@@ -2,8 +2,9 @@
 
 The gradient of a norm sums dy (x - mean) r, where r waits for the variance. Without r the sum is made in the pass of
 the variance, and the row is walked once less. Where products overflow that a tiny r would have kept in bounds, so does
-the sum; the squares of the variance overflow first. A largest or smallest element stays inside: that of a row of no
-elements is infinite, and its product with their sum no number.
+the sum; the squares of the variance overflow first. Where r is infinite and elements have both signs, the sum is
+infinite instead of NaN. A largest or smallest element stays inside: that of a row of no elements is infinite, and its
+product with their sum no number.
 """
 
 from __future__ import annotations
