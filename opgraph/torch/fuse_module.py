@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from threading import get_ident
+from threading import RLock, get_ident
 from types import FrameType
 from typing import Any
 from weakref import ReferenceType, ref
@@ -28,8 +28,8 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.runtime.providers.torch_internals import MODULE_CALLERS, has_saved_tensors_hooks, is_transformed
 from opgraph.torch.export_folding import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
+from opgraph.torch.graph.dynamo_entry import CompiledMeanwhile, graph_breaks
 from opgraph.torch.graph.dynamo_entry import compiled as isolated
-from opgraph.torch.graph.dynamo_entry import graph_breaks
 from opgraph.torch.graph.min_cut import Memory, check_memory
 from opgraph.torch.graph.single_activation import NotAlone, Single, is_single
 from opgraph.torch.graph.torch_internals import capture_errors, graph_break_reasons, is_wrapped
@@ -39,6 +39,10 @@ from opgraph.torch.tracing.trace_errors import users_level
 
 class _IsSingle(Exception):  # noqa: N818 - it ends a call before its first graph runs, and is no error
     """The module that is called is one activation."""
+
+
+#: Held while what threads share is made.
+_making = RLock()
 
 
 class _Code:
@@ -65,7 +69,11 @@ class _Code:
     @cached_property
     def run(self) -> Callable[..., Any]:
         """The compiled function; torch's compilers are imported where it is first called."""
-        return isolated(forward_of, self._backend(), self._failed, self._limited)
+        with _making:  # another thread may have been here, and compiled with what it got
+            made = self.__dict__.get("run")
+            if made is None:
+                made = self.__dict__["run"] = isolated(forward_of, self._backend(), self._failed, self._limited)
+            return made
 
     def _failed(self, error: BaseException) -> bool:
         caller = self.caller()
@@ -118,7 +126,7 @@ class FusedForward(Wrapper):
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """What the forward of a module returns that has this wrapper: `self.module`, or a copy of it."""
-        code = self._compiled or self._compile()
+        code = self._compiled or self._first_code()
         if code.is_full and code.owner is not self._reference:
             code = self._compile()
         code.caller = self._reference
@@ -140,6 +148,8 @@ class FusedForward(Wrapper):
             if not self._failed(error):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
             result = forward_of(module, self.instead, *args, **kwargs)
+        except CompiledMeanwhile:
+            return self._run(module, args, kwargs)
         name = type(self.module).__name__
         if self._failure is not None and not self._told:
             self._told = True
@@ -225,6 +235,10 @@ class FusedForward(Wrapper):
     def _compile(self, make: Callable[..., Callable[..., Any]] = compiler) -> _Code:
         made = self._compiled = _Code(partial(make, self.memory, self.rounding), self._reference)
         return made
+
+    def _first_code(self) -> _Code:
+        with _making:
+            return self._compiled or self._compile()
 
     def _called(self, caller: FrameType) -> nn.Module:
         """The module that is called: a shallow copy (`copy.copy`, a replica of DataParallel) has this same object in

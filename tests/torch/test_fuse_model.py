@@ -18,6 +18,7 @@ from agreement import assert_close_enough  # noqa: E402
 from eager_rounding import assert_as_exact, in_each_order  # noqa: E402
 from random_forward import RandomForward  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
@@ -543,6 +544,32 @@ def test_threads_do_not_meet():
     [t.start() for t in threads]
     [t.join() for t in threads]
     torch.testing.assert_close(results, expected)
+
+
+def test_threads_that_call_at_once_compile_once():
+    """Not each for itself, which reaches Dynamo's limit: then the model would run unfused for other sizes."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 12), nn.SiLU(), nn.LayerNorm(12), nn.Linear(12, 3))
+    model = ogt.fuse(copy.deepcopy(plain))
+    sizes, together = (1, 2, 3, 5, 8, 64, 257, 50), threading.Barrier(8)
+    results = {}
+
+    @torch.no_grad()
+    def work(first):
+        together.wait()
+        for size in (*sizes[first:], *sizes[:first]):
+            x = torch.full((size, 6), 1 / size)
+            results[first, size] = model(x), plain(x)
+
+    before = counters["stats"]["unique_graphs"]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(results) == 64
+    for fused, eager in results.values():
+        torch.testing.assert_close(fused, eager)
+    # Of one element, of another size, and of every size; one more where threads change in between.
+    assert 2 <= counters["stats"]["unique_graphs"] - before <= 5 and not model.forward.limits
 
 
 class Autocast(nn.Module):

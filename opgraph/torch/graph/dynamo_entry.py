@@ -19,13 +19,19 @@ from typing import Any
 from opgraph.errors import OpGraphError
 from opgraph.ir.pause_gc import no_collector
 from opgraph.torch.graph.torch_internals import (
+    compile_lock,
     graph_break_reasons,
+    has_code,
     log_writers,
     optimized,
     reached_limit,
     run_frame,
     with_all_guards,
 )
+
+
+class CompiledMeanwhile(Exception):  # noqa: N818 - a call ends with it before anything has run, and is no error
+    """Another thread has compiled the function since this call looked for what it could run: the call begins again."""
 
 
 def compiled(
@@ -47,34 +53,54 @@ def compiled(
             and no graph that ran before it in the same call runs again; False: the error is raised.
         limited: called with a function's name, its place and what differs, where Dynamo compiles it no more, because
             it has done so `torch._dynamo.config.recompile_limit` times.
+
+    Raises, when it is called:
+        CompiledMeanwhile: it is to be called again.
     """
     written: Any = call if isinstance(call, FunctionType) else lambda *args, **kwargs: call(*args, **kwargs)
     code = written.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
     function = FunctionType(code, written.__globals__, "forward", written.__defaults__, written.__closure__)
     with no_collector():  # torch imports its compilers here, 400 modules
-        return optimized(function, backend, lambda callback: _with_all_guards(callback, failed, limited))
+        return optimized(function, backend, lambda callback: _with_all_guards(callback, code, failed, limited))
 
 
 _numbers = itertools.count()
 
 
 def _with_all_guards(
-    callback: Callable[..., Any], failed: Callable[[BaseException], bool], limited: Callable[[str], None]
+    callback: Callable[..., Any],
+    code: CodeType,
+    failed: Callable[[BaseException], bool],
+    limited: Callable[[str], None],
 ) -> Callable[..., Any]:
-    """What Dynamo calls for a frame that it has no code for, with the guards that it would leave out."""
+    """What Dynamo calls for a frame that it has no code for, with the guards that it would leave out.
+
+    Threads that call the function for the first time, or with sizes that are new to it, all come here. One compiles and
+    the others begin again; Dynamo would compile for each of them, up to its limit.
+
+    Args:
+        code: of the function. Frames of other functions, in which something may have run, do not begin again.
+    """
+    times = 0
 
     @functools.wraps(callback)  # with the attributes by which Dynamo finds the backend
     def compile(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with no_collector(), with_all_guards(), _without_unread_logs():
-                found = callback(*args, **kwargs)
-        except Exception as error:  # guards that Dynamo cannot write end in an AssertionError, for example
-            if isinstance(error, OpGraphError):
-                raise
-            result = run_frame(error)
-            if result is None or not failed(error):
-                raise
-            return result
+        nonlocal times
+        is_own, before = args[0].f_code is code, times
+        with compile_lock():
+            if is_own and times != before:
+                raise CompiledMeanwhile
+            try:
+                with no_collector(), with_all_guards(), _without_unread_logs():
+                    found = callback(*args, **kwargs)
+            except Exception as error:  # guards that Dynamo cannot write end in an AssertionError, for example
+                if isinstance(error, OpGraphError):
+                    raise
+                result = run_frame(error)
+                if result is None or not failed(error):
+                    raise
+                return result
+            times += is_own and has_code(found)
         limit = reached_limit(found)
         if limit:
             limited(f"{_name(args[0].f_code)} {limit}")

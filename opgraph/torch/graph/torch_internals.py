@@ -8,6 +8,7 @@ from __future__ import annotations
 import dis
 import importlib
 import math
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodDescriptorType
@@ -295,6 +296,15 @@ def capture_errors() -> tuple[type[BaseException], ...]:
     return (torch._dynamo.exc.TorchDynamoException,)
 
 
+def compile_lock() -> AbstractContextManager[Any]:
+    """What Dynamo holds while it compiles; a lock that nobody else holds where this torch has another one."""
+    held: AbstractContextManager[Any] = getattr(torch._dynamo.convert_frame, "compile_lock", _LOCK)
+    return held
+
+
+_LOCK = threading.RLock()
+
+
 def optimized(
     function: Callable[..., Any],
     backend: Callable[..., Any],
@@ -378,6 +388,11 @@ def run_frame(error: BaseException) -> Any:
         return None
     skip = types.FrameAction.SKIP
     return types.ConvertFrameReturn(types.FrameExecStrategy(skip, skip), apply_to_code=False)
+
+
+def has_code(found: Any) -> bool:
+    """Whether what Dynamo's callback returned for a frame has code for this call, and for others like it."""
+    return getattr(found, "guarded_code", None) is not None
 
 
 def reached_limit(found: Any) -> str:
