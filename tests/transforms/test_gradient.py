@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.transforms.adjoint import Conditional, Conditions
 
 R = np.random.default_rng(0)
@@ -409,3 +410,37 @@ def test_the_gradient_of_transposed_weights_has_the_sizes_of_its_operands_where_
     )
     for name, value in declared.items():
         np.testing.assert_array_equal(open_[name], value)
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.float32(1), np.bool_(True)])
+def test_a_number_of_another_dtype_is_another_number(number: Any) -> None:
+    graph = og.Graph()
+    x, w = graph.input("x", "f64", (3,)), graph.input("w", "f64", (3,))
+    filled = graph.add_op("BroadcastTo", graph.constant("", number), w)
+    top = graph.add_op("ReduceMax", w, axes=[0], keep_dims=True)  # its gradient counts with ones in the shape of w
+    y = graph.add_op("Multiply", graph.add_op("TypeCast", filled, dtype="f64"), top, name="y")
+    zeros = graph.add_op("BroadcastTo", graph.constant("", np.zeros((), number.dtype)), x)
+    graph.output(y, zeros)
+    slope = og.gradient(graph, ("x", "w"))
+    assert [t.type_text for t in slope.outputs] == ["f64[3]", "f64[3]"]
+    found = og.evaluate(slope, {"x": np.ones(3), "w": np.array([1.0, 3.0, 3.0]), "d_y": np.ones(3)})
+    np.testing.assert_array_equal(found["d_x"], np.zeros(3))
+    np.testing.assert_array_equal(found["d_w"], [0, 1.5, 1.5])
+
+
+def test_a_rounded_product_does_not_stand_for_one_that_is_not() -> None:
+    graph = og.parse("graph(x: bf16[3], z: f32[3]) -> (y)\n  y: bf16[3] = Multiply(x, z)")
+    builder = GraphBuilder(graph)
+    x, z = map(builder.input, graph.inputs)
+    builder.enter(graph.ops[0])
+    assert builder("Multiply", x, z, dtype="bf16").id == graph.outputs[0].id
+    exact = builder("Multiply", x, z)
+    assert exact.dtype == "f32" and builder("Multiply", x, z).id == exact.id
+
+
+def test_a_gradient_is_for_the_engine_of_its_graph() -> None:
+    for kind in ("cpu", "cuda"):
+        graph = og.Graph(kind)
+        graph.output(graph.add_op("Sin", graph.input("x", "f32", (3,))))
+        assert og.gradient(graph, "x").engine == kind
+        assert og.gradient(og.gradient(graph, "x"), "x").engine == kind
