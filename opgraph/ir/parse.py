@@ -115,26 +115,30 @@ class _Reader:
         group, word = line.peek()
         if group == "hash":
             line.take()
-            data = self.given_constant(line, name or called)
+            data = self.given_constant(line, name or called, declared, word)
         else:
             values = line.list() if word == "[" else [line.scalar()]
             if len(values) != math.prod(declared.shape):
                 raise line.error(f"constant {called} has {len(values)} values for shape {list(declared.shape)}")
             array = np.array(values, dtype=object).reshape(declared.shape)
             data = constant_data(array, declared.dtype, f"constant {called}")[1]
-        made = self.graph.constant(declared.name or "", data)
-        if group == "hash" and constant_digest(made) != word:
+        made = declared.with_(data=data)
+        self.graph._tables.enter_tensor(made)
+        self.define(line, called, made)
+
+    def given_constant(self, line: Line, called: str, declared: LogicalTensor, digest: str) -> np.ndarray:
+        """The array for a constant of which the text has a hash."""
+        if called not in self.constants:
+            raise line.error(
+                f"constant {called} printed as a hash", fix=f"pass parse(text, constants={{{called!r}: array}})"
+            )
+        data = np.asarray(self.constants.pop(called))
+        fits = data.dtype == dtypes.get(declared.dtype).numpy and data.shape == declared.shape
+        if not fits or constant_digest(declared.with_(data=data)) != digest:
             raise line.error(
                 f"the array given for constant {called} is not the one that was printed", "give the same array"
             )
-        self.define(line, called, made)
-
-    def given_constant(self, line: Line, name: str) -> np.ndarray:
-        if name not in self.constants:
-            raise line.error(
-                f"constant {name} printed as a hash", fix=f"pass parse(text, constants={{{name!r}: array}})"
-            )
-        return np.asarray(self.constants.pop(name))
+        return data
 
     def op(self, line: Line) -> None:
         made: list[_Made] = []

@@ -161,6 +161,25 @@ def test_layout_property_and_strides_are_kept() -> None:
     assert og.parse(str(g)) == g
 
 
+@pytest.mark.parametrize(
+    "form", [{"property": "host_scalar"}, {"property": "undef"}, {"layout": "any"}, {"strides": (1, 2)}]
+)
+@pytest.mark.parametrize("name", ["c", None])
+def test_layout_property_and_strides_of_a_constant_are_kept(form: dict[str, Any], name: str | None) -> None:
+    data = np.arange(6, dtype=np.int32).reshape(2, 3) if "strides" in form else np.array(5, np.int32)
+    c = og.LogicalTensor(0, "s32", data.shape, name=name, data=data, **form)
+    x, y = (og.LogicalTensor(i, "s32", (2, 3), name="xy"[i - 1]) for i in (1, 2))
+    g = og.Graph()
+    g.add_op(og.Op(0, "Add", [x, c], [y]))
+    g.output(y)
+    (read,) = read_back(g.finalize()).constants
+    assert (read.layout, read.property, read.strides) == (c.layout, c.property, c.strides)
+    g = og.Graph()
+    g.add_op(og.Op(0, "Add", [x, c], [y]))
+    g.output(y, c)  # they count where two graphs are compared
+    assert read_back(g.finalize()) == g
+
+
 def test_an_input_and_an_output_of_one_name_keep_it() -> None:
     g = og.Graph()
     g.add_op("Abs", g.input("x", shape=(2,)), name="x")
