@@ -497,6 +497,19 @@ def test_equal_mentions_agree_however_the_strides_are_written() -> None:
     assert two_mentions(lt(0), lt(0, strides=(3, 1))).finalize().is_finalized
 
 
+def test_a_name_that_a_value_without_one_goes_by_is_refused_as_well() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(2,))
+    y = g.add_op("Exp", x)
+    g.add_op("Sin", x, name=f"t{y.id}")
+    with pytest.raises(InvalidGraph, match=f"two outputs are called 't{y.id}'"):
+        g.finalize()
+    g = og.Graph()
+    g.add_op(og.Op(0, "Add", [g.input("t5"), og.LogicalTensor(5, "f32", ())], [og.LogicalTensor(6, "f32", ())]))
+    with pytest.raises(InvalidGraph, match="two inputs are called 't5'"):
+        g.finalize()
+
+
 def test_two_outputs_of_one_name_are_refused() -> None:
     g = og.Graph()
     x = g.input("x")

@@ -180,6 +180,13 @@ def test_layout_property_and_strides_of_a_constant_are_kept(form: dict[str, Any]
     assert read_back(g.finalize()) == g
 
 
+def test_a_value_without_a_name_is_not_called_like_another_one() -> None:
+    text = "graph(x: f32[2], t0: f32[2]) -> (%0, t1, t2)\n  %0 = Sin(x)\n  t1 = Sin(%0)\n  t2 = Exp(t0)"
+    read = og.parse(text)
+    assert len(og.evaluate(read, x=np.ones(2, np.float32), t0=np.ones(2, np.float32))) == 3
+    assert read_back(read) == read
+
+
 def test_an_input_and_an_output_of_one_name_keep_it() -> None:
     g = og.Graph()
     g.add_op("Abs", g.input("x", shape=(2,)), name="x")

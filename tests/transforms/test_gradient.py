@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.errors import InvalidArguments
 from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.transforms.adjoint import Conditional, Conditions
 
@@ -444,3 +445,32 @@ def test_a_gradient_is_for_the_engine_of_its_graph() -> None:
         graph.output(graph.add_op("Sin", graph.input("x", "f32", (3,))))
         assert og.gradient(graph, "x").engine == kind
         assert og.gradient(og.gradient(graph, "x"), "x").engine == kind
+
+
+def test_an_input_comes_before_a_constant_of_its_name() -> None:
+    for name, constant in (("x", "x"), ("t1", "")):
+        graph = og.Graph()
+        x, k = graph.input(name, "f64", (2,)), graph.constant(constant, np.array([3.0, 2.0]))
+        graph.output(graph.add_op("Multiply", x, k, name="y"))
+        slope = og.gradient(graph, name)
+        np.testing.assert_array_equal(og.evaluate(slope, d_y=np.ones(2)), [3, 2])
+        _, pull = og.compile(graph, wrt=(name,)).vjp({name: np.ones(2)})
+        np.testing.assert_array_equal(pull(np.ones(2))[name], [3, 2])
+
+
+def test_a_constant_without_a_name_goes_by_its_id() -> None:
+    graph = og.Graph()
+    x, k = graph.input("x", "f64", (2,)), graph.constant("", np.array([3.0, 2.0]))
+    graph.output(graph.add_op("Multiply", x, k, name="y"))
+    slope = og.gradient(graph, f"t{k.id}")
+    np.testing.assert_array_equal(og.evaluate(slope, x=np.array([5.0, 6.0]), d_y=np.ones(2)), [5, 6])
+    _, pull = og.compile(graph, wrt=(f"t{k.id}",)).vjp({"x": np.array([5.0, 6.0]), f"t{k.id}": np.ones(2)})
+    np.testing.assert_array_equal(pull(np.ones(2))[f"t{k.id}"], [5, 6])
+
+
+def test_a_name_that_two_constants_have_is_refused() -> None:
+    graph = og.Graph()
+    x, *ks = graph.input("x", "f64", (2,)), *(graph.constant("k", np.full(2, n)) for n in (1.0, 2.0))
+    graph.output(graph.add_op("Multiply", graph.add_op("Add", x, ks[0]), ks[1]))
+    with pytest.raises(InvalidArguments, match="two constants are called 'k'"):
+        og.gradient(graph, "k")
