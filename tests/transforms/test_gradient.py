@@ -11,6 +11,7 @@ import pytest
 
 import opgraph as og
 from opgraph.errors import InvalidArguments
+from opgraph.ir import opdef
 from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.transforms.adjoint import Conditional, Conditions
 
@@ -474,3 +475,16 @@ def test_a_name_that_two_constants_have_is_refused() -> None:
     graph.output(graph.add_op("Multiply", graph.add_op("Add", x, ks[0]), ks[1]))
     with pytest.raises(InvalidArguments, match="two constants are called 'k'"):
         og.gradient(graph, "k")
+
+
+@pytest.mark.parametrize("kind", [r.kind for r in opdef.all_ops() if r.family == "reduction"])
+@pytest.mark.parametrize("axes", [(), (0,), (0, -1)])
+def test_the_gradient_of_a_reduction_along_axes_known_at_run_time(kind: str, axes: tuple[int, ...]) -> None:
+    graph = og.parse(f"graph(x: f64[2,3], axes: s32[?]) -> (y)\n  y = {kind}(x, axes, keep_dims=true)")
+    x = R.standard_normal((2, 3))
+    x[0, 0] = -abs(x[0, 0])  # along no axes it is the result
+    feeds: dict[str, Any] = {"x": x, "axes": np.array(axes, np.int32)}
+    d = R.standard_normal(np.shape(og.evaluate(graph, feeds)))
+    slope = og.gradient(graph, "x")
+    made = og.evaluate(slope, {n: a for n, a in {**feeds, "d_y": d}.items() if n in {t.name for t in slope.inputs}})
+    np.testing.assert_allclose(made, differences(graph, "x", feeds, {"y": d}), rtol=1e-5, atol=1e-7)
