@@ -510,6 +510,21 @@ def test_a_name_that_a_value_without_one_goes_by_is_refused_as_well() -> None:
         g.finalize()
 
 
+def test_a_graph_is_finalized_once_everything_else_is_there() -> None:
+    class Watched(og.Graph):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_order" and value is not None:  # from here on other threads take it as finalized
+                seen.append((self._outputs, self._tables.tensors[y.id].dims, self.consumers(x.id)))
+            super().__setattr__(name, value)
+
+    seen: list[Any] = []
+    g = Watched()
+    x, y = lt(0), og.LogicalTensor(1, "f32", None)
+    g.add_op(og.Op(0, "Exp", [x], [y]))
+    g.finalize()
+    assert seen == [((1,), x.dims, list(g.ops))]
+
+
 def test_two_outputs_of_one_name_are_refused() -> None:
     g = og.Graph()
     x = g.input("x")
@@ -525,3 +540,24 @@ def test_a_deep_graph_needs_no_recursion() -> None:
     for _ in range(20_000):
         y = g.add_op("Abs", y)
     assert len(g.finalize().ops) == 20_000 and og.parse(str(g)) == g
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.int32, np.uint32])
+@pytest.mark.parametrize("dtype", ["bf16", "f8_e5m2"])
+def test_whole_numbers_are_rounded_once(kind: Any, dtype: str) -> None:
+    # halfway between two numbers of the dtype, one more and one less: by way of a float all three are halfway
+    bits = {"bf16": 8, "f8_e5m2": 3}[dtype]
+    places = range(1, min(np.iinfo(kind).bits - bits, 62 - bits) if dtype == "bf16" else 13)
+    low = [(2**bits - 2) << place for place in places]
+    numbers = [n + (1 << place >> 1) + off for n, place in zip(low, places, strict=True) for off in (-1, 0, 1)]
+    want = [n + (off << place) for n, place in zip(low, places, strict=True) for off in (0, 0, 1)]
+    for sign in (1, -1) if np.iinfo(kind).min else (1,):
+        made = og.Graph().constant("k", np.array([sign * n for n in numbers], kind), dtype=dtype)
+        assert made.data is not None
+        exact = [
+            place > 1 for place in places for _ in range(3)
+        ]  # there the numbers beside it are numbers of the dtype
+        got = made.data.astype(np.float64).tolist()
+        assert [g for g, e in zip(got, exact, strict=True) if e] == [
+            sign * n for n, e in zip(want, exact, strict=True) if e
+        ]
