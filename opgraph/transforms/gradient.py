@@ -35,7 +35,8 @@ def gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
         InvalidDataType: an input to differentiate by that holds no floats.
         Unimplemented: an op on the way has no gradient; the message says why.
 
-    A Select keeps the branch not taken out of the gradient altogether, also where that branch is infinite or NaN.
+    A Select keeps the branch not taken out of the gradient altogether, also where that branch is infinite or NaN;
+    not so where the branch was broadcast to the shape of the condition: there it counts 0 times its derivative.
     Source: reverse accumulation; Griewank and Walther, Evaluating Derivatives, 2nd edition, 2008.
     """
     return differentiated(prepared(graph, wrt), wrt)
