@@ -124,7 +124,10 @@ class _Reader:
             values = line.list() if word == "[" else [line.scalar()]
             if len(values) != math.prod(declared.shape):
                 raise line.error(f"constant {called} has {len(values)} values for shape {list(declared.shape)}")
-            array = np.array(values, dtype=object).reshape(declared.shape)
+            try:
+                array = np.array(values, dtype=object).reshape(declared.shape)
+            except ValueError as error:  # of no elements, and longer along some axis than arrays are
+                raise line.error(f"constant {called} cannot be an array: {error}", "give it another shape") from None
             data = constant_data(array, declared.dtype, f"constant {called}")[1]
         made = declared.with_(data=data)
         self.graph._tables.enter_tensor(made)

@@ -53,6 +53,19 @@ def test_float_attributes_are_f32() -> None:
     assert g.ops[0].attrs["alpha"] == float(np.float32(0.1))
 
 
+def test_a_whole_number_beyond_every_float_is_an_infinite_attribute() -> None:
+    for sign in (1, -1):
+        g = og.Graph()
+        g.add_op("Elu", g.input("x"), alpha=sign * 10**400)
+        assert g.ops[0].attr("alpha") == sign * float("inf")
+
+
+def test_an_array_without_axes_is_no_list() -> None:
+    g = og.Graph()
+    with pytest.raises(InvalidGraphOp, match="axes=array\\(0\\) is not s64"):
+        g.add_op("ReduceSum", g.input("x", shape=(2, 3)), axes=np.array(0))
+
+
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(1), np.array(0.5), 1, True], ids=repr)
 def test_numbers_of_numpy_are_attributes_too(value: Any) -> None:
     g = og.Graph()

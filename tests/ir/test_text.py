@@ -275,6 +275,7 @@ HEAD = "graph(x: f32[2]) -> (y)\n"
         (HEAD + '  const c: f32[] = "a"', InvalidDataType, "line 2"),
         (HEAD + "  const c: f32[?] = [1.0]", InvalidArguments, "line 2"),
         (HEAD + "  const c: f32[4294967296,4294967296,0] = [1.0]", ModelError, "1 values"),
+        (HEAD + f"  const c: f32[{2**62},{2**62},0] = []", ModelError, "cannot be an array"),
         (HEAD + f"  const c: s64[] = {'9' * 5000}", ModelError, "cannot read a number"),
         (HEAD + "  y: f32[2](colour=red) = Abs(x)", ModelError, "unknown word 'colour'"),
         (HEAD + "  y: f32[3] = Abs(x)", OpGraphError, "declared"),
