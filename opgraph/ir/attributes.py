@@ -18,7 +18,7 @@ def f32(value: float) -> float:
     """`value` rounded to f32, as oneDNN stores float attributes; too large becomes infinite."""
     try:
         return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
+    except (OverflowError, struct.error):  # the latter of whole numbers that are beyond f64
         return float("inf") if value > 0 else float("-inf")
 
 
@@ -63,7 +63,8 @@ def checked_attrs(opdef: OpDef, attrs: Mapping[str, Any], where: str) -> dict[st
 def _checked_value(attr: Attr, value: Any, where: str) -> AttrValue:
     scalar_type = attr.type.removesuffix("[]")
     if attr.type.endswith("[]"):
-        if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
+        is_list = isinstance(value, (Sequence, np.ndarray)) and getattr(value, "ndim", 1) > 0
+        if isinstance(value, (str, bytes)) or not is_list:
             raise _wrong_type(attr, value, where)
         return tuple(_scalar(attr, scalar_type, v, where) for v in value)  # type: ignore[return-value]
     checked = _scalar(attr, scalar_type, value, where)

@@ -106,15 +106,23 @@ def _is_none(value: object, dtype: dtypes.DType, where: str) -> InvalidDataType:
 def narrowed(data: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     """`data` as a float dtype, rounded once, to nearest even; too large becomes infinite (nan in f8_e4m3)."""
     with np.errstate(all="ignore"):
-        if dtype.numpy.kind == "f" or data.dtype.itemsize < 8:
+        if dtype.numpy.kind == "f" or data.dtype.itemsize < 4 or data.dtype == np.float32:
             return data.astype(dtype.numpy)
         # ml_dtypes goes through float32. Rounded to odd there, the second rounding sees on which side a tie was.
-        wide = data.astype(np.float64)
+        wide = _at_most_53_bits(data).astype(np.float64)
         single = wide.astype(np.float32)
         toward_zero = np.where(np.abs(single) > np.abs(wide), np.nextafter(single, np.float32(0)), single)
         odd = (toward_zero.view(np.uint32) | np.uint32(1)).view(np.float32)
         inexact = (toward_zero != wide) & ~np.isnan(wide)
         return np.where(inexact, odd, single).astype(dtype.numpy)
+
+
+def _at_most_53_bits(data: np.ndarray) -> np.ndarray:
+    """Integers beyond 2^53 without their last bits, of which one says whether any of them was set: they round alike."""
+    if data.dtype.kind not in "iu" or data.dtype.itemsize < 8:
+        return data
+    bits = np.where((data % 2048) != 0, (data // 2048) * 2048 + 1024, data)
+    return np.where((data < -(2**53)) | (data > 2**53), bits, data)
 
 
 def array_of(tensor: LogicalTensor) -> np.ndarray:

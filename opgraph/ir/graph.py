@@ -217,9 +217,9 @@ class Graph(Content):
         if self._order is None:
             with no_collector():
                 outputs = self._tables.output_ids()
-                verified = verify_graph(self._tables, outputs)
-            self._order, self._tables.tensors, self._consumers = verified
+                order, self._tables.tensors, self._consumers = verify_graph(self._tables, outputs)
             self._outputs = tuple(outputs)
+            self._order = order  # last: the graph is finalized now, also for another thread
         return self
 
     def get_partitions(self, policy: str = "fusion", *, disable: Sequence[str] = ()) -> list[Partition]:

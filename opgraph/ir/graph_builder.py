@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from opgraph.ir import dtypes, opdef
+from opgraph.errors import OpGraphError
+from opgraph.ir import dtypes, opdef, schema
 from opgraph.ir.attributes import typed_literal
+from opgraph.ir.constants import constant_data
 from opgraph.ir.copy_graph import needed_ops
 from opgraph.ir.expression import Call, Expr, Num, Param, Var
 from opgraph.ir.graph import Graph
+from opgraph.ir.graph_storage import rounded
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 
@@ -84,8 +87,10 @@ class GraphBuilder:
         """As `Graph.add_op`, short way: the output, or a tuple of them."""
         record = opdef.get(kind, where="a derived graph")
         count = sum(not p.optional for p in record.outputs)
-        key = _key(kind, inputs, {**record.default_attrs(), **attrs}, dtype, count)
-        outputs = self._known[key].outputs if key in self._known else self.fresh(kind, *inputs, dtype=dtype, **attrs)
+        typed = _typed(record, inputs, dtype, count)
+        key = _key(kind, typed, {**record.default_attrs(), **attrs}, dtype, count)
+        known = self._known.get(key) if typed else None
+        outputs = self.fresh(kind, *inputs, dtype=dtype, **attrs) if known is None else known.outputs
         return self._instead.get(outputs[0].id, outputs[0]) if len(outputs) == 1 else outputs
 
     def stand_in(self, made: LogicalTensor, value: LogicalTensor) -> None:
@@ -124,7 +129,7 @@ class GraphBuilder:
     def _enter(self, op: Op) -> None:
         self.ops.append(op)
         # Asked for with the dtype of its output, or without one, which then follows from the operands.
-        for dtype in (op.outputs[0].dtype, None) if op.outputs else ():
+        for dtype in (op.outputs[0].dtype, *([None] if _follows(op) else [])) if op.outputs else ():
             self._known.setdefault(_key(op.kind, op.inputs, op.attrs, dtype, len(op.outputs)), op)
 
     def expression(
@@ -174,7 +179,7 @@ class GraphBuilder:
         """
         names = {t.id: name for name, t in outputs.items()}
         kept, needed = needed_ops(self.ops, names)
-        graph = Graph()
+        graph = Graph(self.graph.engine)
         tensors: dict[int, LogicalTensor] = {}
         for tensor in self._inputs:
             if tensor.id in needed:
@@ -188,21 +193,50 @@ class GraphBuilder:
         return graph.finalize()
 
 
-def _key(kind: str, inputs: Iterable[LogicalTensor | float], attrs: opdef.Attrs, dtype: object, outputs: int) -> object:
+def _key(kind: str, inputs: Iterable[LogicalTensor], attrs: opdef.Attrs, dtype: object, outputs: int) -> object:
     operands = tuple(map(_operand_key, inputs))
     return kind, operands, tuple(sorted((n, repr(v)) for n, v in attrs.items())), dtype, outputs
 
 
-def _operand_key(value: LogicalTensor | float) -> object:
-    """The id of a tensor, or a number as text: 2 and 2.0 are one, but no whole number is rounded to a float."""
-    number: float
-    if not isinstance(value, LogicalTensor):
-        number = value
-    elif value.data is not None and value.data.ndim == 0:
-        number = value.data.item()
-    else:
-        return value.id
-    return repr(float(number)) if float(number) == number else repr(number)
+def _operand_key(tensor: LogicalTensor) -> object:
+    """The id of a tensor, or a constant number as its dtype and text: 2 and 2.0 are one number in one dtype, but no
+    whole number is rounded to a float."""
+    if tensor.data is None or tensor.data.ndim > 0:
+        return tensor.id
+    number = tensor.data.item()
+    return tensor.dtype, repr(float(number)) if float(number) == number else repr(number)
+
+
+def _typed(
+    record: opdef.OpDef, inputs: Sequence[LogicalTensor | float], dtype: str | None, outputs: int
+) -> Sequence[LogicalTensor]:
+    """Operands of an op, numbers as constants of the dtypes that they have there; none where they do not fit it."""
+    if all(isinstance(value, LogicalTensor) for value in inputs):
+        return inputs  # type: ignore[return-value]
+    given = [v if isinstance(v, LogicalTensor) else _constant(v) for v in inputs]
+    try:
+        found, _ = schema.bind_dtypes(record, given, [dtype] * outputs, record.kind)
+    except OpGraphError:
+        return ()
+    return [t if t.dtype == d else rounded(t, d) for t, d in zip(given, found, strict=True)]
+
+
+def _constant(value: float) -> LogicalTensor:
+    """A number as a constant, whose id does not count."""
+    dtype, data = constant_data(value, None, "a number")
+    return LogicalTensor(0, dtype, (), data=data)
+
+
+def _follows(op: Op) -> bool:
+    """Whether the dtype of an op's result is the one that it has where none is asked for."""
+    record, port = opdef.of(op), opdef.of(op).outputs[0]
+    if port.type not in record.types or any(p.type == port.type for p in record.inputs):
+        return True
+    try:
+        _, found = schema.bind_dtypes(record, op.inputs, [None] * len(op.outputs), op)
+    except OpGraphError:  # a cast
+        return False
+    return found[0] == op.outputs[0].dtype
 
 
 def _may_mix(record: opdef.OpDef) -> bool:

@@ -262,13 +262,21 @@ _FIELDS = frozenset(LogicalTensor.__slots__) - {"_owner"}
 
 
 def _may_change(data: np.ndarray) -> bool:
-    """Whether somebody may write to the memory: a read-only view says nothing about the array that it is a view of."""
-    array: object = data
-    while isinstance(array, np.ndarray):
-        if array.flags.writeable:
+    """Whether somebody may write to the memory: a read-only view says nothing about the array, or the buffer, that it
+    is a view of."""
+    base: object = data
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
             return True
-        array = array.base
-    return False
+        base = base.base
+    while isinstance(base, memoryview) and base.readonly:
+        base = base.obj
+    if base is None or isinstance(base, bytes):
+        return False
+    try:
+        return not memoryview(base).readonly  # type: ignore[arg-type]
+    except TypeError:  # a tensor of another library, which may be written to through that
+        return True
 
 
 def port_name(tensor: LogicalTensor) -> str:

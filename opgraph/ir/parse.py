@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from opgraph.ir.tokens import Line
 
 #: A value that a line makes: what the text calls it, its own name, and its type where that is written.
 _Made = tuple[str, str | None, LogicalTensor | None]
+#: Names like those that values without one go by.
+_NUMBERED = re.compile(r"\bt([0-9]{1,18})\b")
 
 
 def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
@@ -39,7 +43,7 @@ def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph
     if constants is not None and not isinstance(constants, Mapping):
         what = f"got {type(constants).__name__} for the constants"
         raise InvalidArguments(what, where="parse", fix="pass a dict of arrays by name")
-    reader = _Reader(dict(constants or {}))
+    reader = _Reader(dict(constants or {}), {int(id) for id in _NUMBERED.findall(text)})
     number = 0
     # Not splitlines(): names may hold other line separators of Unicode only in quotes, where they are escaped.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -55,8 +59,8 @@ def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph
 class _Reader:
     """The graph so far, and its values by what the text calls them."""
 
-    def __init__(self, constants: dict[str, np.ndarray]) -> None:
-        self.constants = constants
+    def __init__(self, constants: dict[str, np.ndarray], taken: set[int]) -> None:
+        self.constants, self.taken = constants, taken
         self.graph = Graph()
         self.values: dict[str, LogicalTensor] = {}
         self.outputs: list[str] | None = None
@@ -115,26 +119,33 @@ class _Reader:
         group, word = line.peek()
         if group == "hash":
             line.take()
-            data = self.given_constant(line, name or called)
+            data = self.given_constant(line, name or called, declared, word)
         else:
             values = line.list() if word == "[" else [line.scalar()]
             if len(values) != math.prod(declared.shape):
                 raise line.error(f"constant {called} has {len(values)} values for shape {list(declared.shape)}")
-            array = np.array(values, dtype=object).reshape(declared.shape)
+            try:
+                array = np.array(values, dtype=object).reshape(declared.shape)
+            except ValueError as error:  # of no elements, and longer along some axis than arrays are
+                raise line.error(f"constant {called} cannot be an array: {error}", "give it another shape") from None
             data = constant_data(array, declared.dtype, f"constant {called}")[1]
-        made = self.graph.constant(declared.name or "", data)
-        if group == "hash" and constant_digest(made) != word:
+        made = declared.with_(data=data)
+        self.graph._tables.enter_tensor(made)
+        self.define(line, called, made)
+
+    def given_constant(self, line: Line, called: str, declared: LogicalTensor, digest: str) -> np.ndarray:
+        """The array for a constant of which the text has a hash."""
+        if called not in self.constants:
+            raise line.error(
+                f"constant {called} printed as a hash", fix=f"pass parse(text, constants={{{called!r}: array}})"
+            )
+        data = np.asarray(self.constants.pop(called))
+        fits = data.dtype == dtypes.get(declared.dtype).numpy and data.shape == declared.shape
+        if not fits or constant_digest(declared.with_(data=data)) != digest:
             raise line.error(
                 f"the array given for constant {called} is not the one that was printed", "give the same array"
             )
-        self.define(line, called, made)
-
-    def given_constant(self, line: Line, name: str) -> np.ndarray:
-        if name not in self.constants:
-            raise line.error(
-                f"constant {name} printed as a hash", fix=f"pass parse(text, constants={{{name!r}: array}})"
-            )
-        return np.asarray(self.constants.pop(name))
+        return data
 
     def op(self, line: Line) -> None:
         made: list[_Made] = []
@@ -162,10 +173,10 @@ class _Reader:
     def add(
         self, line: Line, kind: str, inputs: tuple[LogicalTensor, ...], attrs: dict[str, Any], made: list[_Made]
     ) -> None:
-        first = self.graph._next_tensor
+        ids = self.new_ids()
         outputs = tuple(
-            LogicalTensor(first + i, dtypes.UNDEF, None, name=name) if tensor is None else tensor.with_(id=first + i)
-            for i, (_, name, tensor) in enumerate(made)
+            LogicalTensor(id, dtypes.UNDEF, None, name=name) if tensor is None else tensor.with_(id=id)
+            for id, (_, name, tensor) in zip(ids, made)
         )
         infer = all(tensor is None for _, _, tensor in made)
         op = self.graph._add(self.graph._next_op, kind, inputs, outputs, "", attrs, short=infer)
@@ -202,7 +213,11 @@ class _Reader:
                 line.expect("=")
                 extra[key] = tuple(line.list()) if key == "strides" else line.name()
                 line.end_item(")")
-        return LogicalTensor(self.graph._next_tensor, dtype, dims, **extra)
+        return LogicalTensor(next(self.new_ids()), dtype, dims, **extra)
+
+    def new_ids(self) -> Iterator[int]:
+        """Ids for tensors: a value without a name goes by t<id>, which is no name in the text."""
+        return (id for id in count(self.graph._next_tensor) if id not in self.taken)
 
 
 def _dims(line: Line) -> Dims:

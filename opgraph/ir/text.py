@@ -79,7 +79,8 @@ def value_names(graph: Content, left_out: Collection[int] = ()) -> dict[int, str
 
 def _type(tensor: LogicalTensor, hidden: bool = False) -> str:
     extra = [] if tensor.layout == "strided" else [f"layout={tensor.layout}"]
-    extra += [] if tensor.property == "variable" else [f"property={tensor.property}"]
+    usual = "constant" if tensor.is_constant else "variable"
+    extra += [] if tensor.property == usual else [f"property={tensor.property}"]
     extra += [] if tensor.odd_strides is None else [f"strides=[{','.join(map(str, tensor.odd_strides))}]"]
     extra += [f"name={quoted(tensor.name)}"] if hidden and tensor.name is not None else []
     return tensor.type_text + (f"({', '.join(extra)})" if extra else "")
@@ -93,8 +94,7 @@ def _constant_line(name: str, tensor: LogicalTensor, hidden: bool) -> str:
         value = number_text(data[()])
     else:
         value = f"[{', '.join(number_text(v) for v in data.reshape(-1))}]"
-    own_name = f"(name={quoted(tensor.name)})" if hidden and tensor.name is not None else ""
-    return f"  const {name}: {tensor.type_text}{own_name} = {value}"
+    return f"  const {name}: {_type(tensor, hidden)} = {value}"
 
 
 def number_text(value: object) -> str:
@@ -175,4 +175,5 @@ def _inlined_constants(graph: Content) -> set[int]:
 
 
 def _may_inline(tensor: LogicalTensor) -> bool:
-    return tensor.is_scalar_constant and tensor.name is None and tensor.dtype in dtypes.ARITHMETIC
+    plain = tensor.layout == "strided" and tensor.property == "constant"
+    return tensor.is_scalar_constant and tensor.name is None and plain and tensor.dtype in dtypes.ARITHMETIC

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from opgraph.errors import InvalidGraph, InvalidShape
 from opgraph.ir import dtypes, opdef, schema
 from opgraph.ir.graph_storage import Tables, rounded
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ir.shapes import ShapeMismatch, unify
 
@@ -58,12 +58,13 @@ def _described(t: LogicalTensor) -> str:
 def _check_names(what: str, ids: Iterable[int], tensors: Mapping[int, LogicalTensor]) -> None:
     seen: dict[str, int] = {}
     for id in ids:
-        name = tensors[id].name
-        if name is not None and seen.setdefault(name, id) != id:
+        name = port_name(tensors[id])
+        if seen.setdefault(name, id) != id:
+            nameless = any(tensors[i].name is None for i in (seen[name], id))
             raise InvalidGraph(
                 f"two {what}s are called {name!r}",
                 where=f"tensors {seen[name]} and {id}",
-                fix=f"give each {what} its own name",
+                fix=f"give each {what} its own name" + ("; one without goes by t<id>" if nameless else ""),
             )
 
 

@@ -97,7 +97,10 @@ def of_l1(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     src, (grad,) = op.inputs[0], d
     if grad is None or _is_identity(op):
         return _first(op, grad)
-    return _first(op, build("Multiply", _kept(build, op, grad), build("Sign", src)))
+    sign = build("Sign", src)
+    if static_axes(op.inputs, op.attrs) is None:  # perhaps along no axes: a result below 0 is the element itself
+        sign = build("Select", build("Less", _kept(build, op, op.outputs[0]), 0.0), 1.0, sign)
+    return _first(op, build("Multiply", _kept(build, op, grad), sign))
 
 
 def of_l2(build: Builder, op: Op, d: _Gradients) -> _Gradients:

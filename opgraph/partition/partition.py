@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ir.stage_log import is_on, log
 from opgraph.partition.ports import needed_outside, read_from_outside
@@ -168,11 +169,22 @@ def make_partition(
 
 def graph_of(part: Partition) -> Graph:
     """A partition as a graph of its own; its inputs are bound by tensor id."""
+    ops: Sequence[Op] = part.ops
+    sides = (part.input_ports, part.output_ports)
+    if any(len({port_name(t) for t in side}) < len(side) for side in sides):  # a name of one is the t<id> of another
+        plain = {t.id: t.with_(name=None) for side in sides for t in side if re.fullmatch("t[0-9]+", t.name or "")}
+        ops = [
+            Op.locked(o.id, o.kind, _instead(o.inputs, plain), _instead(o.outputs, plain), o.name, o.attrs) for o in ops
+        ]
     graph = Graph(part.engine)
-    for op in part.ops:
+    for op in ops:
         graph.add_op(op)
-    graph.set_outputs(part.output_ports)
+    graph.set_outputs(graph.tensor(t.id) for t in part.output_ports)
     return graph.finalize()
+
+
+def _instead(tensors: Sequence[LogicalTensor], others: Mapping[int, LogicalTensor]) -> tuple[LogicalTensor, ...]:
+    return tuple(others.get(t.id, t) for t in tensors)
 
 
 def log_partitions(partitions: Sequence[Partition], how: str = "") -> None:

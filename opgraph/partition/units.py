@@ -140,7 +140,8 @@ def _applied(row: _Row, op: Op, view: View, position: Mapping[int, int]) -> Unit
 
 
 def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict[str, AttrValue]] | None:
-    """Inputs and attributes of the op that means the same; None where f32 attributes cannot say it."""
+    """Inputs and attributes of the op that means the same; None where f32 attributes, and inputs of one dtype, cannot
+    say it."""
     if row.call is None:
         return tuple(match.tensors.values()), {}
     record = opdef.get(row.call.kind, where=f"rule {row.rule.name}")
@@ -153,9 +154,9 @@ def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict
         if exact is None or (operand is not None and len(inputs) == len(record.inputs)):
             return None
         attrs[name] = exact
-        if operand is not None and operand.dtype != match.root.outputs[0].dtype:
-            return None
         inputs += [] if operand is None else [operand]
+    if any(t.dtype != match.root.outputs[0].dtype for t in inputs):
+        return None  # a number in f32 beside f16 and bf16, which stays in f32 as an attribute only
     return tuple(inputs), {name: f32(v) if isinstance(v, float) else v for name, v in attrs.items()}
 
 

@@ -82,11 +82,15 @@ class View:
 
 
 def is_scalar(tensor: LogicalTensor, peers: Sequence[LogicalTensor]) -> bool:
-    """Whether a tensor is one constant number that does not add dimensions to what it meets ([1] next to [N,C])."""
+    """Whether a tensor is one constant number that does not add dimensions to what it meets ([1] next to [N,C]).
+
+    Another number is nothing that it meets: Clamp(x[N], [1,1], [1,1]) is [1,N].
+    """
     if tensor.data is None or tensor.data.size != 1:
         return False
     rank = tensor.data.ndim
-    return rank == 0 or any((p.ndim or 0) >= rank for p in peers if p.id != tensor.id)
+    met = (p for p in peers if p.id != tensor.id and (p.data is None or p.data.size != 1))
+    return rank == 0 or any((p.ndim or 0) >= rank for p in met)
 
 
 def scalar(tensor: LogicalTensor) -> float:

@@ -35,7 +35,8 @@ def gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
         InvalidDataType: an input to differentiate by that holds no floats.
         Unimplemented: an op on the way has no gradient; the message says why.
 
-    A Select keeps the branch not taken out of the gradient altogether, also where that branch is infinite or NaN.
+    A Select keeps the branch not taken out of the gradient altogether, also where that branch is infinite or NaN;
+    not so where the branch was broadcast to the shape of the condition: there it counts 0 times its derivative.
     Source: reverse accumulation; Griewank and Walther, Evaluating Derivatives, 2nd edition, 2008.
     """
     return differentiated(prepared(graph, wrt), wrt)
@@ -51,7 +52,8 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
     if not isinstance(wrt, Iterable):
         raise InvalidArguments(f"got {type(wrt).__name__}", where="wrt", fix="give names of inputs: wrt=('x',)")
     names = [wrt] if isinstance(wrt, str) else list(wrt)
-    known = {port_name(t): t for t in (*graph.inputs, *graph.constants)}
+    # An input comes before a constant of its name.
+    known = {port_name(t): t for t in (*graph.constants, *graph.inputs)}
     for name in names:
         if not isinstance(name, str) or name not in known:
             raise InvalidArguments(
@@ -65,6 +67,12 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
         raise InvalidArguments(
             "no input is named" if not names else "an input is named twice", where="wrt", fix="name each input once"
         )
+    for name in names:
+        alike = [t.id for t in graph.constants if port_name(t) == name]
+        if known[name].is_constant and len(alike) > 1:
+            raise InvalidArguments(
+                f"two constants are called {name!r}", where=f"wrt: tensors {alike[0]} and {alike[1]}", fix="rename one"
+            )
     graph = with_symbols(freed(graph, names))
     return named(graph) if units else graph
 

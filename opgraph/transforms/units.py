@@ -13,7 +13,7 @@ import numpy as np
 from opgraph.ir import opdef
 from opgraph.ir.copy_graph import needed_ops, rebuilt
 from opgraph.ir.graph import Graph
-from opgraph.ir.logical_tensor import LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ops.families import broadcast_rule
 from opgraph.partition.rules import find_units
@@ -21,8 +21,10 @@ from opgraph.partition.symbols import Shape, is_private, symbolic_shapes
 
 
 def freed(graph: Graph, names: Collection[str]) -> Graph:
-    """The same graph with the constants of these names as inputs, after the others."""
-    free = {t.id: t.with_(data=None, property="variable") for t in graph.constants if t.name in names}
+    """The same graph with the constants of these names as inputs, after the others; an input comes before a constant
+    of its name."""
+    wanted = set(names) - {port_name(t) for t in graph.inputs}
+    free = {t.id: t.with_(data=None, property="variable") for t in graph.constants if port_name(t) in wanted}
     return _rebuilt(graph, graph.ops, free) if free else graph
 
 

@@ -53,6 +53,19 @@ def test_float_attributes_are_f32() -> None:
     assert g.ops[0].attrs["alpha"] == float(np.float32(0.1))
 
 
+def test_a_whole_number_beyond_every_float_is_an_infinite_attribute() -> None:
+    for sign in (1, -1):
+        g = og.Graph()
+        g.add_op("Elu", g.input("x"), alpha=sign * 10**400)
+        assert g.ops[0].attr("alpha") == sign * float("inf")
+
+
+def test_an_array_without_axes_is_no_list() -> None:
+    g = og.Graph()
+    with pytest.raises(InvalidGraphOp, match="axes=array\\(0\\) is not s64"):
+        g.add_op("ReduceSum", g.input("x", shape=(2, 3)), axes=np.array(0))
+
+
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(1), np.array(0.5), 1, True], ids=repr)
 def test_numbers_of_numpy_are_attributes_too(value: Any) -> None:
     g = og.Graph()
@@ -497,6 +510,34 @@ def test_equal_mentions_agree_however_the_strides_are_written() -> None:
     assert two_mentions(lt(0), lt(0, strides=(3, 1))).finalize().is_finalized
 
 
+def test_a_name_that_a_value_without_one_goes_by_is_refused_as_well() -> None:
+    g = og.Graph()
+    x = g.input("x", shape=(2,))
+    y = g.add_op("Exp", x)
+    g.add_op("Sin", x, name=f"t{y.id}")
+    with pytest.raises(InvalidGraph, match=f"two outputs are called 't{y.id}'"):
+        g.finalize()
+    g = og.Graph()
+    g.add_op(og.Op(0, "Add", [g.input("t5"), og.LogicalTensor(5, "f32", ())], [og.LogicalTensor(6, "f32", ())]))
+    with pytest.raises(InvalidGraph, match="two inputs are called 't5'"):
+        g.finalize()
+
+
+def test_a_graph_is_finalized_once_everything_else_is_there() -> None:
+    class Watched(og.Graph):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "_order" and value is not None:  # from here on other threads take it as finalized
+                seen.append((self._outputs, self._tables.tensors[y.id].dims, self.consumers(x.id)))
+            super().__setattr__(name, value)
+
+    seen: list[Any] = []
+    g = Watched()
+    x, y = lt(0), og.LogicalTensor(1, "f32", None)
+    g.add_op(og.Op(0, "Exp", [x], [y]))
+    g.finalize()
+    assert seen == [((1,), x.dims, list(g.ops))]
+
+
 def test_two_outputs_of_one_name_are_refused() -> None:
     g = og.Graph()
     x = g.input("x")
@@ -512,3 +553,24 @@ def test_a_deep_graph_needs_no_recursion() -> None:
     for _ in range(20_000):
         y = g.add_op("Abs", y)
     assert len(g.finalize().ops) == 20_000 and og.parse(str(g)) == g
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, np.int32, np.uint32])
+@pytest.mark.parametrize("dtype", ["bf16", "f8_e5m2"])
+def test_whole_numbers_are_rounded_once(kind: Any, dtype: str) -> None:
+    # halfway between two numbers of the dtype, one more and one less: by way of a float all three are halfway
+    bits = {"bf16": 8, "f8_e5m2": 3}[dtype]
+    places = range(1, min(np.iinfo(kind).bits - bits, 62 - bits) if dtype == "bf16" else 13)
+    low = [(2**bits - 2) << place for place in places]
+    numbers = [n + (1 << place >> 1) + off for n, place in zip(low, places, strict=True) for off in (-1, 0, 1)]
+    want = [n + (off << place) for n, place in zip(low, places, strict=True) for off in (0, 0, 1)]
+    for sign in (1, -1) if np.iinfo(kind).min else (1,):
+        made = og.Graph().constant("k", np.array([sign * n for n in numbers], kind), dtype=dtype)
+        assert made.data is not None
+        exact = [
+            place > 1 for place in places for _ in range(3)
+        ]  # there the numbers beside it are numbers of the dtype
+        got = made.data.astype(np.float64).tolist()
+        assert [g for g, e in zip(got, exact, strict=True) if e] == [
+            sign * n for n, e in zip(want, exact, strict=True) if e
+        ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -214,10 +216,46 @@ def test_a_read_only_view_of_what_somebody_writes_to_is_copied() -> None:
         np.testing.assert_array_equal(t.data, before)
 
 
+@pytest.mark.parametrize("how", ["bytearray", "memoryview", "array interface", "torch"])
+def test_a_read_only_array_on_a_buffer_that_somebody_writes_to_is_copied(how: str) -> None:
+    memory = bytearray(np.float32([1, 2]).tobytes())
+    if how == "torch":
+        torch = pytest.importorskip("torch")
+        owner: Any = torch.frombuffer(memory, dtype=torch.float32)
+        data = owner.numpy()
+    elif how == "array interface":
+        data = np.asarray(_Exporter(memory))
+    else:
+        data = np.frombuffer(memory if how == "bytearray" else memoryview(memory).toreadonly(), np.float32)
+    data.flags.writeable = False
+    kept = og.LogicalTensor(0, "f32", (2,), data=data)
+    memory[:4] = np.float32(9).tobytes()
+    np.testing.assert_array_equal(kept.data, [1, 2])
+
+
+class _Exporter:
+    """An object of some library whose memory NumPy reads."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self.memory = memory
+        address = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        self.__array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (address, True), "version": 3}
+
+
 def test_read_only_data_are_not_copied() -> None:
     array = np.arange(3, dtype=np.float32)
     array.flags.writeable = False
     assert og.LogicalTensor(0, "f32", (3,), data=array).data is array
+
+
+def test_neither_are_bytes_nor_a_file_that_is_mapped_to_be_read(tmp_path: Path) -> None:
+    content = np.arange(3, dtype=np.float32).tobytes()
+    (tmp_path / "data").write_bytes(content)
+    with (tmp_path / "data").open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    for memory in (content, memoryview(content), mapped):
+        array = np.frombuffer(memory, np.float32)[:2]
+        assert og.LogicalTensor(0, "f32", (2,), data=array).data is array
 
 
 @pytest.mark.parametrize(

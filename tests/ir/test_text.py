@@ -161,6 +161,32 @@ def test_layout_property_and_strides_are_kept() -> None:
     assert og.parse(str(g)) == g
 
 
+@pytest.mark.parametrize(
+    "form", [{"property": "host_scalar"}, {"property": "undef"}, {"layout": "any"}, {"strides": (1, 2)}]
+)
+@pytest.mark.parametrize("name", ["c", None])
+def test_layout_property_and_strides_of_a_constant_are_kept(form: dict[str, Any], name: str | None) -> None:
+    data = np.arange(6, dtype=np.int32).reshape(2, 3) if "strides" in form else np.array(5, np.int32)
+    c = og.LogicalTensor(0, "s32", data.shape, name=name, data=data, **form)
+    x, y = (og.LogicalTensor(i, "s32", (2, 3), name="xy"[i - 1]) for i in (1, 2))
+    g = og.Graph()
+    g.add_op(og.Op(0, "Add", [x, c], [y]))
+    g.output(y)
+    (read,) = read_back(g.finalize()).constants
+    assert (read.layout, read.property, read.strides) == (c.layout, c.property, c.strides)
+    g = og.Graph()
+    g.add_op(og.Op(0, "Add", [x, c], [y]))
+    g.output(y, c)  # they count where two graphs are compared
+    assert read_back(g.finalize()) == g
+
+
+def test_a_value_without_a_name_is_not_called_like_another_one() -> None:
+    text = "graph(x: f32[2], t0: f32[2]) -> (%0, t1, t2)\n  %0 = Sin(x)\n  t1 = Sin(%0)\n  t2 = Exp(t0)"
+    read = og.parse(text)
+    assert len(og.evaluate(read, x=np.ones(2, np.float32), t0=np.ones(2, np.float32))) == 3
+    assert read_back(read) == read
+
+
 def test_an_input_and_an_output_of_one_name_keep_it() -> None:
     g = og.Graph()
     g.add_op("Abs", g.input("x", shape=(2,)), name="x")
@@ -249,6 +275,7 @@ HEAD = "graph(x: f32[2]) -> (y)\n"
         (HEAD + '  const c: f32[] = "a"', InvalidDataType, "line 2"),
         (HEAD + "  const c: f32[?] = [1.0]", InvalidArguments, "line 2"),
         (HEAD + "  const c: f32[4294967296,4294967296,0] = [1.0]", ModelError, "1 values"),
+        (HEAD + f"  const c: f32[{2**62},{2**62},0] = []", ModelError, "cannot be an array"),
         (HEAD + f"  const c: s64[] = {'9' * 5000}", ModelError, "cannot read a number"),
         (HEAD + "  y: f32[2](colour=red) = Abs(x)", ModelError, "unknown word 'colour'"),
         (HEAD + "  y: f32[3] = Abs(x)", OpGraphError, "declared"),

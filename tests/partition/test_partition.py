@@ -17,6 +17,7 @@ from opgraph.ir import opdef
 from opgraph.partition.clusters import Blocked, Clusters
 from opgraph.partition.examples import graph_of
 from opgraph.partition.partition import FUSED, LIBRARY, make_partition
+from opgraph.partition.partition import graph_of as partition_graph
 from opgraph.partition.partitioner import partition
 from opgraph.partition.report import MOST_REASONS
 from opgraph.partition.symbols import shape_text, symbolic_shapes
@@ -36,6 +37,17 @@ def foreign(graph, *inputs, onnx_op="Conv", name="", dims=None, dtype="f32"):
 
 def cut(graph):
     return partition(graph.finalize()).partitions
+
+
+def test_a_partition_as_a_graph_has_all_ports_whatever_they_are_called():
+    graph = og.Graph()
+    x = graph.input("x", "f32", (2,))
+    y = graph.add_op("Exp", x)
+    z = graph.add_op("Sin", x, name=f"t{y.id}")
+    graph.set_outputs([foreign(graph, y), foreign(graph, z)])
+    part = next(p for p in cut(graph) if p.kind == FUSED)
+    alone = partition_graph(part)
+    assert {t.id for t in alone.outputs} == {y.id, z.id} and len(og.evaluate(alone, x=np.ones(2, np.float32))) == 2
 
 
 def cut_text(text):

@@ -205,6 +205,32 @@ def test_a_product_that_f32_does_not_hold_leaves_the_constant_as_operand():
     assert unit.inputs[1].data == np.float32(1.702)
 
 
+@pytest.mark.parametrize(("shape", "found"), [("1", ["hardswish"]), ("1,1", [])])
+def test_a_number_of_more_axes_than_the_operand_makes_no_unit_though_another_number_has_as_many(shape, found):
+    graph = og.parse(
+        f"graph(x: f32[5]) -> (y)\n  const low: f32[{shape}] = [0.0]\n  const high: f32[{shape}] = [6.0]\n"
+        "  %0 = Add(x, 3.0)\n  %1 = Clamp(%0, low, high)\n  %2 = Multiply(x, %1)\n  y = Divide(%2, 6.0)"
+    )
+    assert [u.name for u in find_units(graph)] == found
+    x = np.linspace(-5, 5, 5, dtype=np.float32)
+    assert og.compile(graph)(x=x).shape == graph.outputs[0].dims
+    assert og.gradient(graph, "x").outputs[0].dims == (5,)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(
+    ("number", "gate", "other"),
+    [(0.1, "Sigmoid(%0, alpha=1.5)", "x"), (np.inf, "Sigmoid(%0)", "x"), (2.0, "Sigmoid(%0)", "c")],
+)
+def test_a_number_in_f32_is_no_operand_beside_16_bits(dtype, number, gate, other):
+    graph = og.parse(
+        f"graph(x: {dtype}[4]) -> (y)\n  const c: f32[] = {number}\n  %0: {dtype}[4] = Multiply(x, c)\n"
+        f"  %1 = {gate}\n  y: {dtype}[4] = Multiply({other}, %1)"
+    )
+    assert find_units(graph) == ()
+    assert [t.type_text for t in og.gradient(graph, "x").outputs] == [f"{dtype}[4]"]
+
+
 @pytest.mark.parametrize("factor", ["f32[]", "f32[8]", "f32[4,1]", "f32[4,8]", "f32[?,8]"])
 def test_a_factor_known_at_run_time_is_an_operand(factor):
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(f, x)))", f=factor)))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import opgraph as og
 from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
+from opgraph.ir.logical_tensor import port_name
 from opgraph.ir.op_validation import checked_op
 from opgraph.ir.opdef import Attr, OpDef, all_ops
 
@@ -96,7 +97,7 @@ def graphs(draw: Any, *, named: bool = False) -> og.Graph:
         return g.finalize()
     except OpGraphError as error:  # two outputs of one name
         assert "outputs are called" in str(error)
-        g.set_outputs(list({t.name: t for t in g.outputs}.values()))
+        g.set_outputs(list({port_name(t): t for t in g.outputs}.values()))
         return g.finalize()
 
 

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.errors import InvalidArguments
+from opgraph.ir import opdef
+from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.transforms.adjoint import Conditional, Conditions
 
 R = np.random.default_rng(0)
@@ -409,3 +412,79 @@ def test_the_gradient_of_transposed_weights_has_the_sizes_of_its_operands_where_
     )
     for name, value in declared.items():
         np.testing.assert_array_equal(open_[name], value)
+
+
+@pytest.mark.parametrize("number", [np.int64(1), np.float32(1), np.bool_(True)])
+def test_a_number_of_another_dtype_is_another_number(number: Any) -> None:
+    graph = og.Graph()
+    x, w = graph.input("x", "f64", (3,)), graph.input("w", "f64", (3,))
+    filled = graph.add_op("BroadcastTo", graph.constant("", number), w)
+    top = graph.add_op("ReduceMax", w, axes=[0], keep_dims=True)  # its gradient counts with ones in the shape of w
+    y = graph.add_op("Multiply", graph.add_op("TypeCast", filled, dtype="f64"), top, name="y")
+    zeros = graph.add_op("BroadcastTo", graph.constant("", np.zeros((), number.dtype)), x)
+    graph.output(y, zeros)
+    slope = og.gradient(graph, ("x", "w"))
+    assert [t.type_text for t in slope.outputs] == ["f64[3]", "f64[3]"]
+    found = og.evaluate(slope, {"x": np.ones(3), "w": np.array([1.0, 3.0, 3.0]), "d_y": np.ones(3)})
+    np.testing.assert_array_equal(found["d_x"], np.zeros(3))
+    np.testing.assert_array_equal(found["d_w"], [0, 1.5, 1.5])
+
+
+def test_a_rounded_product_does_not_stand_for_one_that_is_not() -> None:
+    graph = og.parse("graph(x: bf16[3], z: f32[3]) -> (y)\n  y: bf16[3] = Multiply(x, z)")
+    builder = GraphBuilder(graph)
+    x, z = map(builder.input, graph.inputs)
+    builder.enter(graph.ops[0])
+    assert builder("Multiply", x, z, dtype="bf16").id == graph.outputs[0].id
+    exact = builder("Multiply", x, z)
+    assert exact.dtype == "f32" and builder("Multiply", x, z).id == exact.id
+
+
+def test_a_gradient_is_for_the_engine_of_its_graph() -> None:
+    for kind in ("cpu", "cuda"):
+        graph = og.Graph(kind)
+        graph.output(graph.add_op("Sin", graph.input("x", "f32", (3,))))
+        assert og.gradient(graph, "x").engine == kind
+        assert og.gradient(og.gradient(graph, "x"), "x").engine == kind
+
+
+def test_an_input_comes_before_a_constant_of_its_name() -> None:
+    for name, constant in (("x", "x"), ("t1", "")):
+        graph = og.Graph()
+        x, k = graph.input(name, "f64", (2,)), graph.constant(constant, np.array([3.0, 2.0]))
+        graph.output(graph.add_op("Multiply", x, k, name="y"))
+        slope = og.gradient(graph, name)
+        np.testing.assert_array_equal(og.evaluate(slope, d_y=np.ones(2)), [3, 2])
+        _, pull = og.compile(graph, wrt=(name,)).vjp({name: np.ones(2)})
+        np.testing.assert_array_equal(pull(np.ones(2))[name], [3, 2])
+
+
+def test_a_constant_without_a_name_goes_by_its_id() -> None:
+    graph = og.Graph()
+    x, k = graph.input("x", "f64", (2,)), graph.constant("", np.array([3.0, 2.0]))
+    graph.output(graph.add_op("Multiply", x, k, name="y"))
+    slope = og.gradient(graph, f"t{k.id}")
+    np.testing.assert_array_equal(og.evaluate(slope, x=np.array([5.0, 6.0]), d_y=np.ones(2)), [5, 6])
+    _, pull = og.compile(graph, wrt=(f"t{k.id}",)).vjp({"x": np.array([5.0, 6.0]), f"t{k.id}": np.ones(2)})
+    np.testing.assert_array_equal(pull(np.ones(2))[f"t{k.id}"], [5, 6])
+
+
+def test_a_name_that_two_constants_have_is_refused() -> None:
+    graph = og.Graph()
+    x, *ks = graph.input("x", "f64", (2,)), *(graph.constant("k", np.full(2, n)) for n in (1.0, 2.0))
+    graph.output(graph.add_op("Multiply", graph.add_op("Add", x, ks[0]), ks[1]))
+    with pytest.raises(InvalidArguments, match="two constants are called 'k'"):
+        og.gradient(graph, "k")
+
+
+@pytest.mark.parametrize("kind", [r.kind for r in opdef.all_ops() if r.family == "reduction"])
+@pytest.mark.parametrize("axes", [(), (0,), (0, -1)])
+def test_the_gradient_of_a_reduction_along_axes_known_at_run_time(kind: str, axes: tuple[int, ...]) -> None:
+    graph = og.parse(f"graph(x: f64[2,3], axes: s32[?]) -> (y)\n  y = {kind}(x, axes, keep_dims=true)")
+    x = R.standard_normal((2, 3))
+    x[0, 0] = -abs(x[0, 0])  # along no axes it is the result
+    feeds: dict[str, Any] = {"x": x, "axes": np.array(axes, np.int32)}
+    d = R.standard_normal(np.shape(og.evaluate(graph, feeds)))
+    slope = og.gradient(graph, "x")
+    made = og.evaluate(slope, {n: a for n, a in {**feeds, "d_y": d}.items() if n in {t.name for t in slope.inputs}})
+    np.testing.assert_allclose(made, differences(graph, "x", feeds, {"y": d}), rtol=1e-5, atol=1e-7)
