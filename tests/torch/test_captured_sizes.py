@@ -475,6 +475,29 @@ def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
     assert counts == [1, 3, 3, 5, 5, 5]
 
 
+class Lazily(nn.Module):
+    """Reads tensors that torch negates or conjugates where they are read."""
+
+    def forward(self, x):
+        return x.real * 2, x.imag[1:] + 1, x.conj().imag.sigmoid(), x.conj() * x
+
+
+class Negated(nn.Module):
+    def forward(self, x):
+        return x * 2, x[1:] + 1, torch.sigmoid(x)
+
+
+@pytest.mark.parametrize("conjugated", [False, True])
+def test_tensors_that_are_negated_where_they_are_read_may_have_any_size(conjugated):
+    plain, fused = Lazily(), ogt.fuse(Lazily())
+    negated = ogt.fuse(Negated())
+    for size in (3, 5, 4, 1, 7):
+        z = torch.randn(size, dtype=torch.complex64)
+        z = z.conj() if conjugated else z
+        torch.testing.assert_close(fused(z), plain(z))
+        torch.testing.assert_close(negated(z.imag), Negated()(z.imag))
+
+
 def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
     draw = dynamic_shapes.sample_sizes
 

@@ -34,7 +34,7 @@ from opgraph.torch.graph.size_expressions import (
     sample_sizes,
 )
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
-from opgraph.torch.graph.torch_internals import hint
+from opgraph.torch.graph.torch_internals import hint, neg_view
 
 #: Sets of sizes whose programs are remembered for one graph.
 MAX_SETS = 64
@@ -224,5 +224,6 @@ def _concrete(value: Any, number: Callable[[Any], Any], fakes: FakeTensorMode) -
     offset = number(value.storage_offset())
     span = offset + sum((n - 1) * s for n, s in zip(size, stride)) + 1 if all(size) else offset
     with fakes:
-        storage = torch.empty(span, dtype=value.dtype, device=value.device)
-        return storage.as_strided(size, stride, offset)
+        made = torch.empty(span, dtype=value.dtype, device=value.device).as_strided(size, stride, offset)
+        made = made.conj() if value.is_conj() else made
+        return neg_view(made) if value.is_neg() else made

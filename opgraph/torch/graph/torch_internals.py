@@ -35,6 +35,10 @@ def order_in_memory(*operands: torch.Tensor) -> list[int]:
     return list(order)
 
 
+#: The negative of a tensor, in the same memory: whoever reads it negates what lies there.
+neg_view = torch._neg_view
+
+
 def is_wrapped(module: torch.nn.Module) -> bool:
     """Whether torch.compile has made this module."""
     return isinstance(module, torch._dynamo.OptimizedModule)
