@@ -20,7 +20,7 @@ from opgraph.ir.whole_file import write_whole
 if TYPE_CHECKING:
     from opgraph.bench.results import Results
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMG]?)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMG]?)", re.IGNORECASE | re.ASCII)
 _UNITS = {"": 1, "K": 1_000, "M": 1 << 20, "G": 1 << 30}
 _OF_SUITES = ("suite", "entries", "sizes", "dtypes", "quick", "peers", "without", "cache")
 _OF_ENTRIES = ("entries", "sizes", "dtypes", "cache")
@@ -134,7 +134,7 @@ def _check_together(args: argparse.Namespace) -> None:
         refuse_passed_over({"--device": args.device}, "--from measures nothing")
     if args.read and args.model:
         raise UsageError("--from shows results, a model would be measured", where="--from", fix="give one of them")
-    given = [name for name in (*_OF_SUITES, *_OF_MODELS, "budget", "threads") if getattr(args, name)]
+    given = [name for name in (*_OF_SUITES, *_OF_MODELS, "budget", "threads") if _is_given(getattr(args, name))]
     fix = "leave it out"
     if args.read or args.list:
         what, names = f"{'--from' if args.read else '--list'} measures nothing", given
@@ -152,6 +152,10 @@ def _check_together(args: argparse.Namespace) -> None:
         what, names = "no suite of entries is measured", [n for n in given if n in passed_over]
     for name in names:
         raise UsageError(f"--{name} would be passed over: {what}", where=f"--{name}", fix=fix)
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False and value != []  # a 0 is given
 
 
 def _given_again(args: argparse.Namespace, names: Sequence[str]) -> str:

@@ -52,7 +52,7 @@ def _run(args: Sequence[str]) -> int:
 
 
 def _parser(args: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="opgraph",
         description="Fuse the pointwise runs of a graph into one kernel each. MODEL: an ONNX file, a graph file of "
         "oneDNN, or a graph's text.",
@@ -67,6 +67,40 @@ def _parser(args: Sequence[str]) -> argparse.ArgumentParser:
         if name in wanted:
             _command(name).arguments(sub)
     return parser
+
+
+class _Value(argparse.Action):
+    """One value, that is none where it is left out: an empty one, or a second one, would be passed over.
+
+    An empty value is what a shell makes of the variable in `--inputs "$FILE"` where nobody has set it.
+    """
+
+    _given = False
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Takes the value.
+
+        Raises:
+            UsageError: it is empty, or not the first.
+        """
+        if values == "":
+            where = option or str(self.metavar or self.dest)
+            raise UsageError(f"{where} is empty", where=where, fix="give a value, or leave it out")
+        if option is not None and self._given:
+            raise UsageError(f"{option} is given twice", where=f"{option} {values}", fix="give it once")
+        self._given = option is not None
+        setattr(namespace, self.dest, values)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, of a command or of all, that takes each value as `_Value` does, and options by their whole names."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "allow_abbrev": False})
+        for action in (None, "store"):
+            self.register("action", action, _Value)
 
 
 def _add_traceback(parser: argparse.ArgumentParser, default: Any) -> None:

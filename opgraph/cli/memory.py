@@ -119,10 +119,9 @@ def _shapes(args: argparse.Namespace) -> list[tuple[int, ...]]:
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    try:
-        dims = tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        dims = (-1,)
+    words = [word.strip() for word in text.split(",")] if text else []
+    are_numbers = all(word.isascii() and word.isdigit() and len(word) < 20 for word in words)
+    dims = tuple(int(word) for word in words) if are_numbers else (-1,)
     if any(not 0 <= dim < 1 << 63 for dim in dims):
         raise UsageError("no dimensions", where=f"--input {text}", fix="whole numbers, as in --input 128,64,32,32")
     return dims

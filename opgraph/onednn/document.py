@@ -89,7 +89,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Entry:
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise BadFile(f"the key {twice!r} stands twice in one object", "somewhere")
+        raise BadFile(f"the key {twice!r:.40} stands twice in one object", "somewhere")
     return found
 
 
@@ -109,7 +109,7 @@ def checked_document(found: Any) -> Entry:
     document = _object(found, "the top level")
     for key in document:
         if key not in _HEAD:
-            raise BadFile(f"unknown field {key!r}", "the top level")
+            raise BadFile(f"unknown field {key!r:.40}", "the top level")
     for key in ("version", "engine_kind", "fpmath_mode", "fpmath_mode_apply_to_int"):
         if key in document or key == "engine_kind":
             _string(document.get(key), key)
@@ -134,7 +134,7 @@ def _check_op(op: Any, place: str) -> None:
     attrs = op.get("attrs")
     if attrs:
         for name, attr in _object(attrs, f"{place}.attrs").items():
-            _check_attr(attr, f"{place}.attrs.{name}")
+            _check_attr(attr, f"{place}.attrs.{name:.40}")
     elif "attrs" in op and attrs != {}:
         raise BadFile(f"{attrs!r:.40} is no object", f"{place}.attrs")
     for side in ("inputs", "outputs"):

@@ -68,7 +68,7 @@ def _entries(graph: Graph, record: FileRecord | None) -> Iterator[Entry]:
 
 
 def _ends(graph: Graph) -> list[Entry]:
-    """An End for each output that is read inside as well: the files have no other way to say that it is one.
+    """An End for each output that is read inside as well, or is an input: the files have no other way to say that.
 
     Raises:
         Unimplemented: a value that nobody reads is no output of the graph; in a file it would be.
@@ -85,7 +85,8 @@ def _ends(graph: Graph) -> list[Entry]:
                     fix="build the graph without set_outputs",
                 )
     first = max([op.id for op in graph.ops], default=-1) + 1
-    waiting = [t for t in graph.outputs if t.id in read and t.id not in ended]
+    made = {t.id for op in graph.ops for t in op.outputs}
+    waiting = [t for t in graph.outputs if (t.id in read or t.id not in made) and t.id not in ended]
     return [op_entry(Op(first + i, "End", [t])) for i, t in enumerate(waiting)]
 
 

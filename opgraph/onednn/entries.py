@@ -1,7 +1,7 @@
 """How ops and tensors are spelled in a graph file: from a finalized Graph to JSON's objects.
 
 What oneDNN has no word for is refused by name: kinds beyond its own, inputs, attributes and dtypes that they have here
-alone, f64, constants with data, infinite attributes.
+alone, f64, constants with data, infinite attributes, ids beyond size_t, more than 12 dimensions.
 Symbols become unknown sizes.
 """
 
@@ -22,6 +22,8 @@ from opgraph.onednn.document import UNKNOWN, Entry
 
 #: The oneDNN whose form is written.
 VERSION = "3.14.0"
+#: Ids are size_t; dnnl_max_ndims is 12.
+_NO_ID, _MOST_DIMS = 1 << 64, 12
 ENGINE_OF = {"cpu": "cpu", "gpu": "cuda"}
 _KIND_OF = {ours: theirs for theirs, ours in ENGINE_OF.items()}
 
@@ -45,6 +47,8 @@ def op_entry(op: Op) -> Entry:
     Raises:
         Unimplemented: oneDNN has no such kind, attribute, dtype or number.
     """
+    if op.id >= _NO_ID:
+        raise _no_word(f"the id {op.id}", op.label, "use ids below 2^64")
     record = opdef.get(op.kind, where=op.label)
     if not is_onednn(record):
         raise _no_word(f"kind {op.kind}", op.label, "write the op in oneDNN's kinds, or save the graph as text or ONNX")
@@ -76,8 +80,12 @@ def tensor_entry(tensor: LogicalTensor) -> Entry:
     """One mention of a tensor.
 
     Raises:
-        Unimplemented: a constant with data, or a dtype that oneDNN does not have.
+        Unimplemented: a constant with data, or an id, a number of dimensions or a dtype that oneDNN does not have.
     """
+    if tensor.id >= _NO_ID:
+        raise _no_word(f"the id {tensor.id}", tensor.label, "use ids below 2^64")
+    if tensor.dims is not None and len(tensor.dims) > _MOST_DIMS:
+        raise _no_word(f"a tensor of {len(tensor.dims)} dimensions", tensor.label, f"use at most {_MOST_DIMS}")
     if tensor.data is not None:
         raise _no_word("data of constants", tensor.label, "make it an input; its property may be 'constant'")
     if tensor.dtype == "f64":

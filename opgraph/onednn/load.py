@@ -100,9 +100,14 @@ def _placed(where: str, ops: Sequence[Entry]) -> str:
 
 
 def _order_outputs(graph: Graph, ports: Sequence[int]) -> None:
-    """Outputs in the order of the file's list; a dumped partition names values there that are read inside as well."""
-    graph.output(*[graph.tensor(id) for id in ports if graph.producer(id) is not None])
-    astray = [id for id in ports if graph.producer(id) is None]
+    """Outputs in the order of the file's list; a dumped partition names values there that are read inside as well.
+
+    An input is an output where an End reads it.
+    """
+    ended = {t.id for op in graph.ops if op.kind == "End" for t in op.inputs}
+    known = [graph.producer(id) is not None or id in ended for id in ports]
+    graph.output(*[graph.tensor(id) for id, is_known in zip(ports, known, strict=True) if is_known])
+    astray = [id for id, is_known in zip(ports, known, strict=True) if not is_known]
     if astray:
         graph.notes.append(f"output_ports lists tensors that no op makes: {', '.join(map(str, astray))}")
 

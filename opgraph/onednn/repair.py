@@ -7,11 +7,13 @@ channels, each as often as a group has of them, are what is meant, where a group
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from opgraph.onednn.document import Entry
+from opgraph.onednn.document import UNKNOWN, Entry
 
+#: More input channels than any weights have: a file may claim any number of them, and each takes a scale.
+_MOST_CHANNELS = 1 << 20
 #: By weights_format: the axes of input and output channels among the weights' (negative: from the end).
 _CHANNELS = {"IOX": (0, 1), "XOI": (-1, -2)}
 
@@ -40,27 +42,32 @@ def repaired(ops: Sequence[Entry]) -> tuple[dict[int, dict[str, Any]], list[str]
     return changed, notes
 
 
-def _value(entry: Entry, name: str, default: Any) -> Any:
-    attrs: Mapping[str, Entry] = entry.get("attrs", {})
-    return attrs[name]["value"] if name in attrs else default
+def _value(entry: Entry, name: str, kind: str, default: Any) -> Any:
+    """The value of an attribute; the default where there is none, or one of another type, which is refused later."""
+    attr = entry.get("attrs", {}).get(name)
+    return attr["value"] if attr is not None and attr["type"] == kind else default
 
 
 def _has_scales_to_spare(entry: Entry) -> bool:
-    if entry["kind"] != "Dequantize" or _value(entry, "qtype", "") != "per_channel":
+    if entry["kind"] != "Dequantize" or not entry["inputs"] or _value(entry, "qtype", "string", "") != "per_channel":
         return False
-    shape, axis, scales = entry["inputs"][0]["shape"], _value(entry, "axis", 1), _value(entry, "scales", [])
+    shape, scales = entry["inputs"][0]["shape"], _value(entry, "scales", "f32[]", [])
+    axis = _value(entry, "axis", "s64", 1)
     return bool(-len(shape) <= axis < len(shape) and shape[axis] == 1 < len(scales))
 
 
 def _by_input_channel(scaled: Entry, user: Entry) -> dict[str, Any] | None:
-    shape, scales = scaled["inputs"][0]["shape"], _value(scaled, "scales", [])
-    groups, axes = _value(user, "groups", 1), _CHANNELS.get(_value(user, "weights_format", "XOI"))
-    if axes is None or len(shape) < 3 or groups != len(scales) or axes[1] % len(shape) != _value(scaled, "axis", 1):
+    shape, scales = scaled["inputs"][0]["shape"], _value(scaled, "scales", "f32[]", [])
+    axes = _CHANNELS.get(_value(user, "weights_format", "string", "XOI"))
+    groups = _value(user, "groups", "s64", 1)
+    if axes is None or len(shape) < 3 or groups != len(scales):
+        return None
+    if axes[1] % len(shape) != _value(scaled, "axis", "s64", 1) % len(shape):
         return None
     ins = shape[axes[0]]
-    if ins % groups:
+    if ins == UNKNOWN or ins > _MOST_CHANNELS or ins % groups:
         return None
-    zps = _value(scaled, "zps", [])
+    zps = _value(scaled, "zps", "s64[]", [])
     found = {"axis": axes[0] % len(shape), "scales": _each(scales, ins // groups)}
     return {**found, "zps": _each(zps, ins // groups)} if zps else found
 

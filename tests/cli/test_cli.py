@@ -94,6 +94,15 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("bench --list --from a.json", "--from"),
         ("bench --from a.json --device cuda", "--device"),
         ("show twin.svg --draw twin.svg", "--draw"),
+        ("show swiglu.txt --draw a.svg --draw b.svg", "--draw"),
+        ("fuse model.onnx -o b.onnx --output c.onnx --unchecked", "--output"),
+        ("bench --list --threads 0", "--threads"),
+        ("check swiglu.txt --inputs=", "--inputs"),
+        ("check swiglu.txt --device=", "--device"),
+        ("show swiglu.txt --draw=", "--draw"),
+        ("bench --from=", "--from"),
+        ("memory torch.nn:SiLU --input 4_0", "--input"),
+        ("bench --sizes \u0664", "--sizes"),
     ],
 )
 def test_no_option_is_passed_over_and_no_file_that_is_read_is_written(
@@ -154,6 +163,20 @@ def test_version_and_help_are_success_and_bad_usage_is_2(capsys: pytest.CaptureF
     assert run("show", "--help") == 0
     assert "--draw" in capsys.readouterr().out
     assert [run(), run("sing"), run("show"), run("show", "m", "--device", "tpu")] == [2, 2, 2, 2]
+
+
+def test_an_argument_that_a_shell_left_empty_is_not_passed_over(
+    text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `opgraph check A "$B"`, which would say that A agrees."""
+    assert run("check", text_file, "") == 2
+    assert error_lines(capsys)[0] == "error: B is empty"
+
+
+def test_options_have_their_whole_names(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of --traceback was taken, and showed none."""
+    assert run("show", text_file, "--traceb") == 2
+    assert "unrecognized arguments: --traceb" in capsys.readouterr().err
 
 
 def test_python_m_opgraph_is_the_command_line() -> None:
@@ -452,7 +475,7 @@ def test_fuse_takes_no_cuda_without_a_library(model: Path, tmp_path: Path, capsy
 #: Places for a library that `fuse` refuses, and what it says of them.
 BAD_LIBRARIES = {
     "folder": "a folder",
-    "": "a folder",
+    "": "is empty",
     "pipe": "no file",
     "missing/act.so": "no folder",
     "model.onnx": "LIB.so is IN",

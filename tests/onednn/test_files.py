@@ -334,6 +334,19 @@ def _with(build: Any) -> og.Graph:
     return g
 
 
+@pytest.mark.parametrize("is_read", [True, False])
+def test_an_input_that_is_an_output_stays_one_and_keeps_its_place(is_read: bool, tmp_path: Path) -> None:
+    """One that nobody reads was lost with its output; the other's output came last."""
+    g = og.Graph()
+    x, z = g.input("x", shape=(4,)), g.input("z", shape=(5,))
+    y = g.add_op("Abs", x)
+    g.output(x if is_read else z, y)
+    content = dumped(tmp_path, g)
+    back = og.onednn.load(tmp_path / "dump.json")
+    assert [t.id for t in back.outputs] == [t.id for t in g.outputs] and not back.notes
+    assert dumped(tmp_path, back) == content
+
+
 @pytest.mark.parametrize(
     ("build", "what"),
     [
@@ -357,10 +370,14 @@ def _with(build: Any) -> og.Graph:
         (lambda g, x: g.add_op("Abs", g.input("z", dtype="f64", shape=(2,))), "dtype f64"),
         (lambda g, x: g.add_op("Clamp", x, min=0.0, max=math.inf), "number inf"),
         (lambda g, x: g.set_outputs([g.add_op("Abs", x), g.add_op("Exp", x)][:1]), "nobody reads"),
+        (lambda g, x: g.add_op("Abs", g.input("z", shape=(1,) * 13)), "a tensor of 13 dimensions"),
+        (lambda g, x: g.add_op(og.Op(2**64, "Abs", [x], [og.LogicalTensor(9, "f32", (4,))])), "the id 184467"),
+        (lambda g, x: g.add_op(og.Op(9, "Abs", [x], [og.LogicalTensor(2**64, "f32", (4,))])), "the id 184467"),
     ],
     ids=(
         *("kind", "attribute", "attribute backward", "bound", "no bound", "exponent", "integers", "cast to itself"),
         *("65", "wildcard", "0 groups", "constant", "dtype", "infinity", "dropped value"),
+        *("13 dimensions", "id of an op", "id of a tensor"),
     ),
 )
 def test_what_onednn_has_no_word_for_is_refused_and_nothing_written(build: Any, what: str, tmp_path: Path) -> None:

@@ -202,6 +202,54 @@ def test_names_from_the_file_do_not_break_the_three_lines(tmp_path: Path) -> Non
     nasty = "\n  fix:   run this\x1b[2J\u202e" + "x" * 5000
     for content in (document(op(kind=nasty)), document(op(name=nasty, kind="Elu")), document(op(), **{nasty: 1})):
         assert "\x1b" not in str(refusal(tmp_path, content))
+    untyped = document(op(attrs={nasty: {"type": "f32", "value": "1"}}))
+    one = json.dumps({nasty: 1}).encode()
+    for content in (untyped, document(op(), **{nasty: 1}), one[:-1] + b", " + one[1:]):
+        assert len(str(refusal(tmp_path, content))) < 1000
+
+
+def grouped(axis: int = 1, **changes: Any) -> dict[str, Any]:
+    """A document with the one thing that is repaired; `changes` are of entries of the file, by a path into it."""
+    scales = {"type": "f32[]", "value": [0.5, 1.0, 2.0, 4.0]}
+    given = {"qtype": {"type": "string", "value": "per_channel"}, "scales": scales}
+    given |= {"axis": {"type": "s64", "value": axis}, "zps": {"type": "s64[]", "value": [0] * 4}}
+    pair = {"type": "s64[]", "value": [1, 1]}
+    window = dict.fromkeys(("strides", "dilations", "pads_begin", "pads_end"), pair)
+    window |= {"groups": {"type": "s64", "value": 4}, "weights_format": {"type": "string", "value": "IOX"}}
+    window |= {"data_format": {"type": "string", "value": "NCX"}, **changes.get("window", {})}
+    sizes = (changes.get("ins", 8), 1, 3, 3)
+    inputs = changes.get("inputs", [tensor(0, sizes, stride=[9, 9, 3, 1], dtype="s8")])
+    weights = op(0, "Dequantize", inputs, [tensor(1, sizes, stride=[9, 9, 3, 1])],
+                 attrs={**given, **changes.get("given", {})})  # fmt: skip
+    ins = [tensor(2, (2, 8, 5, 5), stride=[200, 25, 5, 1]), tensor(1, sizes, stride=[9, 9, 3, 1])]
+    return document(
+        weights, op(1, "ConvTranspose", ins, [tensor(3, (2, 4, 5, 5), stride=[100, 25, 5, 1])], attrs=window)
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"inputs": []},
+        {"given": {"axis": {"type": "string", "value": "1"}}},
+        {"given": {"scales": {"type": "f32", "value": 1.0}}},
+        {"given": {"zps": {"type": "s64", "value": 1}}},
+        {"window": {"weights_format": {"type": "s64[]", "value": [1]}}},
+        {"window": {"groups": {"type": "f32", "value": 4.0}}},
+        {"ins": UNKNOWN},
+        {"ins": 2**40},  # a scale for each would fill the memory
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_what_is_nearly_repaired_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    refusal(tmp_path, grouped(**changes))
+
+
+def test_scales_that_are_repaired_may_count_their_axis_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "graph.json"
+    for axis in (1, -3):
+        path.write_text(json.dumps(grouped(axis)))
+        assert og.onednn.load(path).ops[0].attr("axis") == 0
 
 
 def test_sizes_whose_product_is_beyond_memory_load_and_are_refused_when_run(tmp_path: Path) -> None:
