@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from types import MethodDescriptorType
 from typing import Any
 
@@ -267,7 +268,7 @@ def python_text(expression: Any) -> str | None:
 
 
 def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
-    """Whether what is known of symbols, by guards and ranges, allows them to have these values.
+    """Whether what is known of symbols alone or among themselves, by guards and ranges, allows them these values.
 
     Args:
         size: any size of the graph; what was found out about its symbols belongs to all of the graph.
@@ -277,10 +278,18 @@ def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
     ranges = [(known.var_to_range.get(symbol), value) for symbol, value in sizes.items()]
     if any(found is not None and not found.lower <= value <= found.upper for found, value in ranges):
         return False
+    # Of others SymPy would have to simplify what is left of them, which takes minutes where there are many.
+    own = (guard.expr for guard in known.guards if _symbols(guard.expr) <= sizes.keys())
     try:
-        return False not in (guard.expr.xreplace(sizes) for guard in known.guards)  # SymPy's equals Python's
+        return False not in (expression.xreplace(sizes) for expression in own)  # SymPy's equals Python's
     except ArithmeticError:  # a remainder of a division by 0
         return False
+
+
+@lru_cache(maxsize=4096)
+def _symbols(expression: Any) -> set[Any]:
+    found: set[Any] = expression.free_symbols
+    return found
 
 
 def is_size(size: torch.SymInt) -> bool:

@@ -87,16 +87,21 @@ def _compile(program: nn.Module) -> Callable[..., Any]:
     return torch.compile(lambda *args, **kwargs: program.forward(*args, **kwargs), backend="opgraph")
 
 
+def _sizes(program: nn.Module) -> Callable[..., Any]:
+    return torch.compile(lambda *args, **kwargs: program.forward(*args, **kwargs), backend="opgraph", dynamic=True)
+
+
 #: A way of capture: from a program to what is called in its place.
 WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "function": _function,
     "module": _module,
     "compile": _compile,
+    "sizes": _sizes,
 }
 
 #: Of these, the ways that capture whole programs, which takes long: many calls are captured at once. The others meet
 #: all calls of an op, one after the other.
-TOGETHER = frozenset({"module", "compile"})
+TOGETHER = frozenset({"module", "compile", "sizes"})
 
 
 def by_torch(program: nn.Module) -> Callable[..., Any]:
