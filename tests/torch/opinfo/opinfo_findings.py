@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ class Sweep:
             if all(by_itself.values()):
                 return [told for found in by_itself.values() for told in found]
         eager = run_together(self._capture(cases, lambda program: program), calls, derivative)
-        torchs, _ = _runs(self._capture(cases, by_torch), calls, derivative)
+        torchs, _ = _runs(self._capture(cases, partial(by_torch, way)), calls, derivative)
         told = []
         for i, (case, (kind, text)) in enumerate(zip(cases, problems, strict=True)):
             if by_itself.get(i):

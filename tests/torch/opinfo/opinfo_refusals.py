@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _NO_OP = "opgraph knows no op for it"
 #: Ways that go through torch.compile.
-CAPTURED = ("module", "compile")
+CAPTURED = ("module", "compile", "sizes")
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ TABLE: tuple[Refusal, ...] = (
         "no graph was captured",
         "Dynamo takes no sparse tensors",
         "sparse_sampled_addmm",
-        ways=("compile",),
+        ways=("compile", "sizes"),
         kind="not compiled",
     ),
     Refusal(
@@ -366,6 +366,13 @@ TABLE: tuple[Refusal, ...] = (
         "torch's gradient by the value of index_fill has a step whose size depends on data, which AOTAutograd refuses",
         "index_fill",
         ways=CAPTURED,
+        kind="unfused",
+    ),
+    Refusal(
+        "runs unfused: aten.fractional_max_pool3d_backward.default",
+        "torch has no rule for the gradient of fractional_max_pool3d on tensors of any size",
+        "nn_functional_fractional_max_pool3d",
+        ways=("sizes",),
         kind="unfused",
     ),
     # Harmless differences.

@@ -104,9 +104,9 @@ WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
 TOGETHER = frozenset({"module", "compile", "sizes"})
 
 
-def by_torch(program: nn.Module) -> Callable[..., Any]:
-    """What torch.compile makes of a program without a backend of its own."""
-    return torch.compile(program, backend="aot_eager")
+def by_torch(way: str, program: nn.Module) -> Callable[..., Any]:
+    """What torch.compile makes of a program without a backend of its own, with sizes as the way has them."""
+    return torch.compile(program, backend="aot_eager", dynamic=True if way == "sizes" else None)
 
 
 def forget() -> None:
