@@ -375,6 +375,13 @@ TABLE: tuple[Refusal, ...] = (
         ways=("sizes",),
         kind="unfused",
     ),
+    Refusal(
+        "TorchRuntimeError: RuntimeError when making fake tensor call",
+        "torch's rules for tensors of any size refuse an out= of these, and this gradient, with any backend",
+        "angle gather index_reduce* max_pool2d_with_indices_backward",
+        ways=("sizes",),
+        kind="raw error",
+    ),
     # Harmless differences.
     Refusal(
         "self.is_contiguous.. INTERNAL ASSERT",
