@@ -378,7 +378,7 @@ TABLE: tuple[Refusal, ...] = (
     Refusal(
         "TorchRuntimeError: RuntimeError when making fake tensor call",
         "torch's rules for tensors of any size refuse an out= of these, and this gradient, with any backend",
-        "angle gather index_reduce* max_pool2d_with_indices_backward",
+        "angle gather index_reduce* max_pool2d_with_indices_backward randn scatter scatter_add take_along_dim",
         ways=("sizes",),
         kind="raw error",
     ),
