@@ -211,9 +211,9 @@ def _typed(
     record: opdef.OpDef, inputs: Sequence[LogicalTensor | float], dtype: str | None, outputs: int
 ) -> Sequence[LogicalTensor]:
     """Operands of an op, numbers as constants of the dtypes that they have there; none where they do not fit it."""
-    if all(isinstance(value, LogicalTensor) for value in inputs):
-        return inputs  # type: ignore[return-value]
     given = [v if isinstance(v, LogicalTensor) else _constant(v) for v in inputs]
+    if all(isinstance(value, LogicalTensor) for value in inputs):
+        return given
     try:
         found, _ = schema.bind_dtypes(record, given, [dtype] * outputs, record.kind)
     except OpGraphError:

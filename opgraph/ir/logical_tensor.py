@@ -7,6 +7,7 @@ with data.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import ReferenceType
 
 import numpy as np
@@ -264,7 +265,7 @@ _FIELDS = frozenset(LogicalTensor.__slots__) - {"_owner"}
 def _may_change(data: np.ndarray) -> bool:
     """Whether somebody may write to the memory: a read-only view says nothing about the array, or the buffer, that it
     is a view of."""
-    base: object = data
+    base: Any = data
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
             return True
@@ -274,7 +275,7 @@ def _may_change(data: np.ndarray) -> bool:
     if base is None or isinstance(base, bytes):
         return False
     try:
-        return not memoryview(base).readonly  # type: ignore[arg-type]
+        return not memoryview(base).readonly
     except TypeError:  # a tensor of another library, which may be written to through that
         return True
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from threading import RLock, get_ident
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 from weakref import ReferenceType, ref
 
 from torch import nn
@@ -28,7 +28,7 @@ from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.runtime.providers.torch_internals import MODULE_CALLERS, has_saved_tensors_hooks, is_transformed
 from opgraph.torch.export_folding import called_for_onnx
 from opgraph.torch.graph.backend import Captured, check_rounding, compiler, new_compiler, observed, on_run
-from opgraph.torch.graph.dynamo_entry import CompiledMeanwhile, graph_breaks
+from opgraph.torch.graph.dynamo_entry import CompiledMeanwhileError, graph_breaks
 from opgraph.torch.graph.dynamo_entry import compiled as isolated
 from opgraph.torch.graph.min_cut import Memory, check_memory
 from opgraph.torch.graph.single_activation import NotAlone, Single, is_single
@@ -41,8 +41,7 @@ class _IsSingle(Exception):  # noqa: N818 - it ends a call before its first grap
     """The module that is called is one activation."""
 
 
-#: Held while what threads share is made.
-_making = RLock()
+_making = RLock()  # held while what threads share is made
 
 
 class _Code:
@@ -70,10 +69,9 @@ class _Code:
     def run(self) -> Callable[..., Any]:
         """The compiled function; torch's compilers are imported where it is first called."""
         with _making:  # another thread may have been here, and compiled with what it got
-            made = self.__dict__.get("run")
-            if made is None:
-                made = self.__dict__["run"] = isolated(forward_of, self._backend(), self._failed, self._limited)
-            return made
+            if "run" not in self.__dict__:
+                self.__dict__["run"] = isolated(forward_of, self._backend(), self._failed, self._limited)
+            return cast("Callable[..., Any]", self.__dict__["run"])
 
     def _failed(self, error: BaseException) -> bool:
         caller = self.caller()
@@ -148,7 +146,7 @@ class FusedForward(Wrapper):
             if not self._failed(error):
                 raise error.inner_exception from None  # type: ignore[attr-defined]
             result = forward_of(module, self.instead, *args, **kwargs)
-        except CompiledMeanwhile:
+        except CompiledMeanwhileError:
             return self._run(module, args, kwargs)
         name = type(self.module).__name__
         if self._failure is not None and not self._told:
@@ -273,7 +271,7 @@ class FusedForward(Wrapper):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedForward:
         """The forward of a copied module, with what was or will be compiled for this one."""
-        code = self._compiled or self._compile()
+        code = self._compiled or self._first_code()
         made = memo[id(self)] = type(self).__new__(type(self))
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         if not code.is_full:

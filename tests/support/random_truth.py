@@ -37,7 +37,7 @@ RUNS, SLACK = 3, 40.0
 #: since the reference has no more digits, and the errors of several ops cancel in all of a few runs for one element of
 #: some thousands. Of 16 bits they are drawn until nothing is wrong any more, so many times at most: a few runs see the
 #: step of a comparison with a value near by for most elements, not for all of many.
-MORE_RUNS, MORE_OF_16_BITS = 24, 10
+MORE_RUNS, MOST_TURNS = 24, {"f64": 1, "f16": 10, "bf16": 10}
 #: Besides, how many epsilons of the larger of 1 and the value: 0 but for torch's ops, which lose digits near 0;
 #: at infinities these have rules of their own. Functions of so many instructions do, sums and products do not.
 COARSE, _COSTLY = 0.0, 8
@@ -354,11 +354,9 @@ def problem(got: np.ndarray, want: Truth) -> str:
     if got.dtype != target or got.shape != want.value.shape:
         return f"{want.name}: {got.dtype}{list(got.shape)} instead of {target}{list(want.value.shape)}"
     off = _off(got, want)
-    turns = {"f64": 1, "f16": MORE_OF_16_BITS, "bf16": MORE_OF_16_BITS}.get(want.dtype, 0)
-    for turn in range(turns if want.further is not None else 0):
-        if not off.any():
+    for turn in range(MOST_TURNS.get(want.dtype, 0)):
+        if want.further is None or not off.any():
             break
-        assert want.further is not None
         want.bound = np.maximum(want.bound, want.further(turn))
         off = _off(got, want)
     if want.unit is not None:

@@ -30,7 +30,7 @@ from opgraph.torch.graph.torch_internals import (
 )
 
 
-class CompiledMeanwhile(Exception):  # noqa: N818 - a call ends with it before anything has run, and is no error
+class CompiledMeanwhileError(Exception):
     """Another thread has compiled the function since this call looked for what it could run: the call begins again."""
 
 
@@ -55,7 +55,7 @@ def compiled(
             it has done so `torch._dynamo.config.recompile_limit` times.
 
     Raises, when it is called:
-        CompiledMeanwhile: it is to be called again.
+        CompiledMeanwhileError: it is to be called again.
     """
     written: Any = call if isinstance(call, FunctionType) else lambda *args, **kwargs: call(*args, **kwargs)
     code = written.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
@@ -89,7 +89,7 @@ def _with_all_guards(
         is_own, before = args[0].f_code is code, times
         with compile_lock():
             if is_own and times != before:
-                raise CompiledMeanwhile
+                raise CompiledMeanwhileError
             try:
                 with no_collector(), with_all_guards(), _without_unread_logs():
                     found = callback(*args, **kwargs)

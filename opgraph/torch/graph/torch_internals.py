@@ -268,7 +268,7 @@ def python_text(expression: Any) -> str | None:
 
 
 def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
-    """Whether what is known of symbols alone or among themselves, by guards and ranges, allows them these values.
+    """Whether the ranges of symbols, and the guards that hold no other ones, allow them to have these values.
 
     Args:
         size: any size of the graph; what was found out about its symbols belongs to all of the graph.
@@ -278,7 +278,7 @@ def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
     ranges = [(known.var_to_range.get(symbol), value) for symbol, value in sizes.items()]
     if any(found is not None and not found.lower <= value <= found.upper for found, value in ranges):
         return False
-    # Of others SymPy would have to simplify what is left of them, which takes minutes where there are many.
+    # SymPy would simplify what is left of the other guards, which takes minutes where there are many.
     own = (guard.expr for guard in known.guards if _symbols(guard.expr) <= sizes.keys())
     try:
         return False not in (expression.xreplace(sizes) for expression in own)  # SymPy's equals Python's
@@ -310,7 +310,7 @@ def capture_errors() -> tuple[type[BaseException], ...]:
 
 
 def compile_lock() -> AbstractContextManager[Any]:
-    """What Dynamo holds while it compiles; a lock that nobody else holds where this torch has another one."""
+    """The lock that Dynamo holds while it compiles; one of opgraph's own where this torch has none of that name."""
     held: AbstractContextManager[Any] = getattr(torch._dynamo.convert_frame, "compile_lock", _LOCK)
     return held
 
