@@ -148,7 +148,8 @@ class Graph(Content):
         """Marks tensors as outputs (oneDNN's End). Values without a consumer are outputs anyway.
 
         Raises:
-            InvalidGraph: the graph is finalized, or does not know one of the tensors; none is marked then.
+            InvalidGraph: the graph is finalized, or has no such tensor: none of this id, or one of another name, dtype
+                or shape. None is marked then.
         """
         self._check_open("Graph.output")
         ids = self._tables.known_ids(tensors, "Graph.output")

@@ -12,6 +12,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.constants import converted
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
+from opgraph.ir.shapes import dims_agree
 
 #: More names than these are not listed in a message.
 _MOST_NAMES = 4
@@ -121,7 +122,7 @@ class Tables:
 
         Raises:
             InvalidArguments: no LogicalTensor.
-            InvalidGraph: one of another graph.
+            InvalidGraph: one of another graph, or with another name or type than the one of this graph.
         """
         ids = []
         for tensor in tensors:
@@ -131,9 +132,16 @@ class Tables:
                 )
             self.check_own(tensor, where)
             known = self.tensors.get(tensor.id)
-            if known is None or (known.name != tensor.name and None not in (known.name, tensor.name)):
+            if known is None:
                 raise InvalidGraph(
                     f"{tensor.label} is not in this graph", where=where, fix="add the op that makes it first"
+                )
+            if not _may_be(known, tensor):
+                raise InvalidGraph(
+                    f"{tensor.label} ({tensor.type_text}) is not {known.label} ({known.type_text}) of this graph, "
+                    f"though both have id {tensor.id}",
+                    where=where,
+                    fix="pass the tensor that the graph gave; `name` of input and add_op names it",
                 )
             ids.append(tensor.id)
         return ids
@@ -161,6 +169,15 @@ def agree(known: LogicalTensor, mention: LogicalTensor) -> bool:
         known = rounded(known, mention.dtype)
     names_agree = known.name == mention.name or known.name is None or mention.name is None
     return names_agree and known.is_equal(mention)
+
+
+def _may_be(known: LogicalTensor, mention: LogicalTensor) -> bool:
+    """Whether what a mention says of a tensor holds; what it leaves open may be anything."""
+    return (
+        mention.name in (None, known.name)
+        and (dtypes.UNDEF in (mention.dtype, known.dtype) or mention.dtype == known.dtype)
+        and (mention.dims is None or known.dims is None or dims_agree(mention.dims, known.dims))
+    )
 
 
 def rounded(tensor: LogicalTensor, dtype: str) -> LogicalTensor:

@@ -16,6 +16,13 @@ class ShapeMismatch(Exception):  # noqa: N818 - the error that users see is Inva
         self.fix = fix
 
 
+def dims_agree(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
+    """Whether two shapes may be one; dimensions that are unknown may be anything."""
+    return len(a) == len(b) and all(
+        x == y or not isinstance(x, int) or not isinstance(y, int) for x, y in zip(a, b, strict=True)
+    )
+
+
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
     """NumPy broadcasting of one dimension; None where the result cannot be known yet.
 

@@ -8,7 +8,7 @@ from typing import Any
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
-from opgraph.ir.shapes import ShapeMismatch
+from opgraph.ir.shapes import ShapeMismatch, dims_agree
 from opgraph.ops import statistics
 from opgraph.ops.families import DATA_FORMAT
 from opgraph.ops.library import in_numpy, in_torch, library, mean_of
@@ -48,10 +48,10 @@ def channel_shapes(count: int, first: int) -> Callable[[tuple[LogicalTensor, ...
             raise ShapeMismatch(f"src has {len(dims)} dimensions, no channel axis", "give src two dimensions or more")
         channels = dims[channel_axis(len(dims), attrs)]
         for tensor in inputs[1:first]:
-            if tensor.dims is not None and not statistics.agree(tensor.dims, dims):
+            if tensor.dims is not None and not dims_agree(tensor.dims, dims):
                 raise ShapeMismatch("diff_dst and src differ in shape", "give the gradient of dst")
         for tensor in inputs[first:]:
-            if tensor.dims is not None and not statistics.agree(tensor.dims, (channels,)):
+            if tensor.dims is not None and not dims_agree(tensor.dims, (channels,)):
                 raise ShapeMismatch(
                     f"src has {channels} channels and {tensor.label} is {dims_text(tensor.dims)}",
                     "give one element for each channel, or set data_format",

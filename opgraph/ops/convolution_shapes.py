@@ -7,10 +7,9 @@ from typing import Any
 
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.opdef import Attrs
-from opgraph.ir.shapes import ShapeMismatch
+from opgraph.ir.shapes import ShapeMismatch, dims_agree
 from opgraph.ops import windows
 from opgraph.ops.explicit_shapes import completed, given_shape
-from opgraph.ops.statistics import agree
 from opgraph.ops.windows import NOT_GIVEN, Window, ordered, restored
 
 
@@ -57,7 +56,7 @@ def _same(a: Dim, b: Dim, what: str) -> Dim:
 
 def _bias_fits(inputs: Sequence[LogicalTensor], channels: Dim) -> None:
     dims = inputs[2].dims if len(inputs) > 2 else None
-    if dims is not None and not agree(dims, (channels,)):
+    if dims is not None and not dims_agree(dims, (channels,)):
         raise ShapeMismatch(
             f"a bias {dims_text(dims)} for {channels} channels", "give one element for each channel of the result"
         )
@@ -133,7 +132,7 @@ def of_free_big(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, 
 
 
 def _check_positions(positions: Sequence[Dim], counts: Sequence[Dim], name: str) -> None:
-    if not agree(positions, counts):
+    if not dims_agree(positions, counts):
         raise ShapeMismatch(
             f"with this {name} the window has {dims_text(tuple(positions))} positions, not {dims_text(tuple(counts))}",
             f"give the shape that the forward op had as {name}",
@@ -155,7 +154,7 @@ def of_weights(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, .
     outer = None if small is None else small[1]
     inner = None if big is None else _shared(big[1], attrs["groups"], "channels")
     if big is not None and small is not None:
-        if not agree(big[:1], small[:1]):
+        if not dims_agree(big[:1], small[:1]):
             raise ShapeMismatch(
                 f"batches of {big[0]} and {small[0]} samples", "give src and diff_dst of one forward op"
             )

@@ -10,7 +10,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
-from opgraph.ir.shapes import ShapeMismatch
+from opgraph.ir.shapes import ShapeMismatch, dims_agree
 from opgraph.ops import statistics
 from opgraph.ops.batch_normalization import channel_axis, spread
 from opgraph.ops.families import DATA_FORMAT
@@ -30,7 +30,7 @@ def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
     if groups < 0 or (groups and isinstance(channels, int) and channels % groups):
         raise ShapeMismatch(f"{channels} channels do not make {groups} groups", "let groups divide the channels")
     for tensor in inputs[1:]:
-        if tensor.dims is not None and not statistics.agree(tensor.dims, (channels,)):
+        if tensor.dims is not None and not dims_agree(tensor.dims, (channels,)):
             raise ShapeMismatch(
                 f"src has {channels} channels and {tensor.label} is {dims_text(tensor.dims)}",
                 "give one element for each channel, or set data_format",

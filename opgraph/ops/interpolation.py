@@ -12,12 +12,11 @@ from opgraph.errors import InvalidGraphOp
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Port, array_of
-from opgraph.ir.shapes import ShapeMismatch
+from opgraph.ir.shapes import ShapeMismatch, dims_agree
 from opgraph.ops import windows
 from opgraph.ops.families import DATA_FORMAT, FLOAT
 from opgraph.ops.library import library, wide
 from opgraph.ops.spelling import attr_of
-from opgraph.ops.statistics import agree
 from opgraph.ops.windows import moved, moved_back, ordered, restored
 
 _MODE = Attr(name="mode", type="string", choices=("nearest", "linear", "bilinear", "trilinear"))
@@ -93,7 +92,7 @@ def _backward_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Di
     """That of src."""
     src, diff = inputs[0].dims, inputs[1].dims
     (made,) = _forward_shape((inputs[0], *inputs[2:]), attrs)
-    if made is not None and diff is not None and not agree(made, diff):
+    if made is not None and diff is not None and not dims_agree(made, diff):
         raise ShapeMismatch(
             f"Interpolate makes {dims_text(made)} of src, and diff_dst is {dims_text(diff)}",
             "give the gradient of what Interpolate made of src",

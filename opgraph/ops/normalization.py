@@ -8,7 +8,7 @@ from typing import Any
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, Builder, Onnx, Port
-from opgraph.ir.shapes import ShapeMismatch, normalized_axes
+from opgraph.ir.shapes import ShapeMismatch, dims_agree, normalized_axes
 from opgraph.ops import statistics
 from opgraph.ops.families import FLOAT
 from opgraph.ops.library import in_numpy, in_torch, library, mean_of, wide
@@ -49,7 +49,7 @@ def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
 def check_operands(operands: Sequence[LogicalTensor], names: Sequence[str], wanted: tuple[Dim, ...]) -> None:
     """Raises ShapeMismatch where an operand has another shape."""
     for tensor, name in zip(operands, names, strict=False):
-        if tensor.dims is not None and not statistics.agree(tensor.dims, wanted):
+        if tensor.dims is not None and not dims_agree(tensor.dims, wanted):
             raise ShapeMismatch(
                 f"{name} is {dims_text(tensor.dims)}, and begin_norm_axis makes it {dims_text(wanted)}",
                 f"give {name} this shape, or set begin_norm_axis",

@@ -10,14 +10,13 @@ import numpy as np
 from opgraph.ir.logical_tensor import Dims, LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attrs, Builder
-from opgraph.ir.shapes import ShapeMismatch, channel_axes
+from opgraph.ir.shapes import ShapeMismatch, channel_axes, dims_agree
 from opgraph.ops import reference_math
 from opgraph.ops.batch_normalization import channel_axis, other_axes
 from opgraph.ops.broadcasting import sum_to_shape
 from opgraph.ops.families import DATA_FORMAT, FLOAT
 from opgraph.ops.library import library, wide
 from opgraph.ops.spelling import as_declared, rank_of, total, widened
-from opgraph.ops.statistics import agree
 
 _NO_ONNX = "none: ai.onnx has no gradients"
 
@@ -64,12 +63,12 @@ BIAS_ADD_BACKWARD = library(
 def _like_src_and_slope(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
     """Those of src and of slope."""
     src, slope, diff = (t.dims for t in inputs)
-    if src is not None and diff is not None and not agree(src, diff):
+    if src is not None and diff is not None and not dims_agree(src, diff):
         raise ShapeMismatch("src and diff_dst differ in shape", "give the gradient of what PReLU made of src")
     if src is not None and slope is not None:
         aligned = (*slope, *[1] * channel_axes(len(slope), len(src), attrs))
         tail = src[len(src) - len(aligned) :] if len(aligned) <= len(src) else None
-        if tail is None or not all(a == 1 or agree((a,), (b,)) for a, b in zip(aligned, tail, strict=True)):
+        if tail is None or not all(a == 1 or dims_agree((a,), (b,)) for a, b in zip(aligned, tail, strict=True)):
             raise ShapeMismatch("slope does not broadcast to the shape of src", "give src the larger shape")
     return src, slope
 

@@ -8,14 +8,13 @@ from typing import Any
 from opgraph.ir.logical_tensor import Dims, LogicalTensor, dims_text
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Attrs, GradientRule, Onnx, OpDef, Port, ShapeRule
-from opgraph.ir.shapes import ShapeMismatch
+from opgraph.ir.shapes import ShapeMismatch, dims_agree
 from opgraph.ops import pooling_arrays as run
 from opgraph.ops import pooling_gradients as gradients
 from opgraph.ops import windows
 from opgraph.ops.explicit_shapes import completed, given_shape, told_shape
 from opgraph.ops.families import DATA_FORMAT, FLOAT
 from opgraph.ops.library import library
-from opgraph.ops.statistics import agree
 from opgraph.ops.windows import NOT_GIVEN, ONES, Window, moved, moved_back, ordered, restored
 
 _WINDOW = (windows.STRIDES, windows.PADS_BEGIN, windows.PADS_END)
@@ -59,7 +58,7 @@ def _unpooled(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
 
 def _fits_either_way(window: Window, data: Sequence[Any], positions: Sequence[Any]) -> None:
     """Raises ShapeMismatch where diff_dst has neither the positions that floor counts nor those that ceil counts."""
-    if not any(agree(window.positions(data, up=up), positions) for up in (False, True)):
+    if not any(dims_agree(window.positions(data, up=up), positions) for up in (False, True)):
         raise ShapeMismatch(
             f"the window has {dims_text(window.positions(data))} positions on the data, and diff_dst "
             f"{dims_text(tuple(positions))}",
@@ -72,7 +71,7 @@ def _like_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
     src, diff = inputs[0].dims, inputs[1].dims
     if src is not None and diff is not None:
         order = windows.data_order(len(src), attrs)
-        if len(src) != len(diff) or not agree(ordered(src, order)[:2], ordered(diff, order)[:2]):
+        if len(src) != len(diff) or not dims_agree(ordered(src, order)[:2], ordered(diff, order)[:2]):
             raise ShapeMismatch(
                 f"src {dims_text(src)} and diff_dst {dims_text(diff)} differ in batch or channels",
                 "give the gradient of what the pool made of src",
@@ -84,7 +83,7 @@ def _like_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
 
 def _taken(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
     """Batch and channels of src; positions of the kernel on each padded spatial axis."""
-    if inputs[0].dims is not None and inputs[1].dims is not None and not agree(inputs[0].dims, inputs[1].dims):
+    if inputs[0].dims is not None and inputs[1].dims is not None and not dims_agree(inputs[0].dims, inputs[1].dims):
         raise ShapeMismatch("src and values differ in shape", "give a value for each element of src")
     return _pooled(inputs, attrs)
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor, dims_text
 from opgraph.ir.opdef import Attrs
-from opgraph.ir.shapes import ShapeMismatch, normalized_axes
-from opgraph.ops.statistics import agree
+from opgraph.ir.shapes import ShapeMismatch, dims_agree, normalized_axes
 
 
 def shape_of_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
@@ -53,7 +52,12 @@ def _belongs(dims: Sequence[Dim], expected: Sequence[Dim], *, alone: bool) -> bo
     """Whether scales have all axes, or only those along which there is more than one; zps may also be one for all."""
     packed = [d for d in expected if d != 1]
     unknown = not all(isinstance(d, int) for d in (*dims, *expected))  # a symbol may turn out to be 1
-    return agree(dims, expected) or agree(dims, packed) or ((alone or not packed) and set(dims) <= {1}) or unknown
+    return (
+        dims_agree(dims, expected)
+        or dims_agree(dims, packed)
+        or ((alone or not packed) and set(dims) <= {1})
+        or unknown
+    )
 
 
 def spread(values: Any, shape: Sequence[int], attrs: Attrs) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from opgraph.errors import InvalidDataType, InvalidGraphOp
-from opgraph.ir.logical_tensor import Dim, LogicalTensor
+from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attr, Builder, Port
 from opgraph.ops.families import FLOAT
@@ -21,13 +21,6 @@ TYPES = {"T1": FLOAT, "T2": ("f32", "bf16", "f64")}
 AFFINE = (Port(name="gamma", type="T2", optional=True), Port(name="beta", type="T2", optional=True))
 KEPT = tuple(Port(name=n, type="T2", optional=True, wide=True) for n in ("mean", "variance"))
 GRADIENTS = tuple(Port(name=n, type="T2", optional=True, wide=True) for n in ("diff_gamma", "diff_beta"))
-
-
-def agree(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes may be one; dimensions that are unknown may be anything."""
-    return len(a) == len(b) and all(
-        x == y or not isinstance(x, int) or not isinstance(y, int) for x, y in zip(a, b, strict=True)
-    )
 
 
 def parameters_fit(op: Op) -> None:

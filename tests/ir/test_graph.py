@@ -389,6 +389,24 @@ def test_end_marks_an_output_and_is_in_no_partition() -> None:
     assert [op.kind for p in g.get_partitions() for op in p.ops] == ["Abs", "Exp"]
 
 
+def test_an_output_may_be_named_by_its_id_alone() -> None:
+    g = og.Graph()
+    x = og.LogicalTensor(0, "f32", (2, None), name="x")
+    g.add_op(og.Op(0, "Abs", [x], [og.LogicalTensor(1, "f32", (2, 3))]))
+    g.add_op(og.Op(1, "Exp", [og.LogicalTensor(1, "f32", (2, 3))], [og.LogicalTensor(2, "f32", (2, 3))]))
+    g.output(og.LogicalTensor(1, "undef", None), og.LogicalTensor(0, "f32", (None, 3)))
+    assert [t.id for t in g.finalize().outputs] == [1, 0, 2]
+
+
+def test_an_output_gets_no_name_where_it_is_marked() -> None:
+    g = og.Graph()
+    y = g.add_op("Abs", g.input("x"))
+    for mark in (g.output, lambda t: g.set_outputs([t])):
+        with pytest.raises(InvalidGraph, match=r'"y" .* is not tensor 1'):
+            mark(y.with_(name="y"))
+    assert [t.name for t in g.outputs] == [None]
+
+
 def test_inputs_and_constants_may_be_outputs_and_twice_is_once() -> None:
     g = og.Graph()
     x, c = g.input("x"), g.constant("c", 1.0, "f32")
@@ -432,6 +450,8 @@ FAILURES: list[tuple[str, type[OpGraphError], Callable[[og.Graph], object]]] = [
     ("output of another graph", InvalidGraph, lambda g: g.output(lt(0, name="other"))),
     ("output that is no tensor", InvalidArguments, lambda g: g.output(0)),  # type: ignore[arg-type]
     ("set_outputs of unknown id", InvalidGraph, lambda g: g.set_outputs([g.inputs[0], lt(99)])),
+    ("output of another dtype", InvalidGraph, lambda g: g.output(g.ops[0].outputs[0].with_(dtype="f16"))),
+    ("output of other sizes", InvalidGraph, lambda g: g.output(g.ops[0].outputs[0].with_(dims=(2, 4)))),
     ("tensor of another graph", InvalidGraph, lambda g: g.add_op("Abs", lt(0, (7,), name="z"))),
     ("unknown attribute", InvalidGraphOp, lambda g: g.add_op("Abs", g.inputs[0], alpha=1.0)),
     ("missing attribute", InvalidGraphOp, lambda g: g.add_op("Elu", g.inputs[0])),
