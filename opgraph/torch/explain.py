@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import Node
 
 from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.runtime.providers.torch_internals import tensors_in
 from opgraph.torch.fuse_module import FusedForward, fused_apart, reached_limits, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import new_compiler
@@ -81,9 +82,10 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
 def _eager(model_or_fn: Callable[..., Any], inputs: Any, kwargs: Any) -> MemoryReport | None:
     """What the model keeps as it is written, counted on shapes as far as these tell; None where it asks for values."""
     call = written(model_or_fn)
+    has_shapes = not any(tensor.is_nested for tensor in tensors_in((inputs, kwargs)))
     try:
         with unfused(model_or_fn):
-            report = saved_tensors(call, *inputs, dry_run=True, **kwargs)
+            report = saved_tensors(call, *inputs, dry_run=has_shapes, **kwargs)
             return saved_tensors(call, *inputs, **kwargs) if report.uncounted else report
     except (OpGraphError, RuntimeError, NotImplementedError):
         return None

@@ -573,6 +573,28 @@ def test_what_fails_for_sizes_that_no_call_gave_is_nobodys(programs, function, s
         torch.testing.assert_close(fused(x), function(x))
 
 
+def test_nested_tensors_are_fused_for_rows_of_any_length(kernels):
+    """Their values are a tensor of the graph. The size that stands for the lengths of rows has no number."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 3))
+    fused = ogt.fuse(copy.deepcopy(model))
+    compiled = set()
+    for lengths in ((3, 5), (2, 4), (7,), (1, 1, 9), (3, 5)):
+        values = torch.randn(sum(lengths), 8)
+        offsets = torch.tensor([0, *lengths]).cumsum(0)
+        found = []
+        for network in (fused, model):
+            torch.manual_seed(1)
+            network.zero_grad()
+            x = values.clone().requires_grad_()
+            y = network(torch.nested.nested_tensor_from_jagged(x, offsets))
+            y.values().square().sum().backward()
+            found.append((y.offsets(), y.values(), x.grad, *(p.grad for p in network.parameters())))
+        for mine, eager in zip(*found, strict=True):
+            torch.testing.assert_close(mine, eager)
+        compiled = compiled or set(kernels)
+    assert compiled and kernels == compiled
+
+
 def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

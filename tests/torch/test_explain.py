@@ -17,6 +17,7 @@ from torch.nn import functional  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.errors import Unimplemented  # noqa: E402
 
 
 class Block(nn.Module):
@@ -216,6 +217,16 @@ def test_a_tensor_that_is_given_twice_is_one_tensor() -> None:
     x = torch.randn(4, 6, requires_grad=True)
     assert ogt.saved_tensors(product, x, x).peak.after_backward == 3 * x.nbytes  # the result and one gradient
     assert seen == [True]
+
+
+def test_a_nested_tensor_is_measured_on_its_values() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.LayerNorm(8))
+    x = torch.nested.nested_tensor_from_jagged(torch.randn(8, 8), torch.tensor([0, 3, 8]))
+    report = ogt.explain(model, x)
+    assert report.eager_kept == ogt.saved_tensors(model, x).totals.kept
+    assert report.memory is not None and report.memory.totals.kept < report.eager_kept
+    with pytest.raises(Unimplemented, match="nested tensor"):
+        ogt.saved_tensors(model, x, dry_run=True)
 
 
 def test_a_recurrent_layer_of_the_eager_model_is_counted_with_its_workspace() -> None:

@@ -34,7 +34,7 @@ from opgraph.torch.graph.size_expressions import (
     sample_sizes,
 )
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
-from opgraph.torch.graph.torch_internals import hint, neg_view
+from opgraph.torch.graph.torch_internals import hint, is_nested_size, neg_view
 
 #: Sets of sizes whose programs are remembered for one graph.
 MAX_SETS = 64
@@ -175,7 +175,7 @@ def _given_sizes(module: GraphModule) -> Iterator[tuple[torch.SymInt, int, int |
     """The symbolic sizes among the arguments of a graph: the position, and the axis; numbers before tensors."""
     places = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
     for position, value in enumerate(places):
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, torch.SymInt) and not is_nested_size(value):
             yield value, position, None
     for position, value in enumerate(places):
         for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):

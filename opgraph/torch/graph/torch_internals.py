@@ -256,6 +256,11 @@ def hint(size: Any) -> int:
     return int(size)
 
 
+def is_nested_size(value: Any) -> bool:
+    """Whether a symbolic size stands for the lengths of a nested tensor's rows, and has no number."""
+    return isinstance(value, torch.SymInt) and value.node.is_nested_int()
+
+
 def python_text(expression: Any) -> str | None:
     """An expression of symbolic sizes as one of Python, which reads `math` and `torch`; None where torch cannot print
     it."""

@@ -61,8 +61,8 @@ def saved_tensors(
 
     Raises:
         InvalidArguments: neither a module nor a function.
-        Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none; or it calls
-            `torch.func.grad` and the like, which refuse saved-tensor hooks.
+        Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none, or an input is a
+            nested tensor; or it calls `torch.func.grad` and the like, which refuse saved-tensor hooks.
 
     Source: `torch.autograd.graph.saved_tensors_hooks` for what is kept, a dispatch mode for the memory over time.
     """
@@ -89,6 +89,12 @@ def measured(
         differentiates: whether the inputs are made to require gradients where nothing else does.
     """
     label = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
+    if dry_run and any(tensor.is_nested for tensor in tensors_in((inputs, kwargs))):
+        raise Unimplemented(
+            "a dry run knows shapes, not values, and those of a nested tensor say how long its rows are",
+            where=label,
+            fix=_REAL_RUN,
+        )
     recorder = Recorder(model_or_fn, label, __file__)
     notes: list[str] = []
     with ExitStack() as stack:
@@ -145,6 +151,9 @@ def measured(
         timeline=tuple(watch.samples), notes=tuple(notes), uncounted=uncounted,
     )  # fmt: skip
     return report, watch.runs
+
+
+_REAL_RUN = "measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`"
 
 
 def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[object, list[str]]:
@@ -214,7 +223,7 @@ def _with_plain_errors(dry_run: bool, label: str) -> Iterator[None]:
         raise Unimplemented(
             f"a dry run knows shapes, not values, and {label} asks for one ({error.func})",
             where=line_raising(error) or label,
-            fix="measure it on real tensors: saved_tensors(..., dry_run=False), `opgraph memory --run`",
+            fix=_REAL_RUN,
         ) from error
     except RuntimeError as error:
         if "don't yet support saved tensor hooks" not in str(error):

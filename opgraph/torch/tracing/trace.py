@@ -149,7 +149,7 @@ class Tracer:
                 raise InvalidArguments(
                     f"got a {'nested' if value.is_nested else 'quantized'} tensor",
                     where=f'argument "{name}" of a fused function',
-                    fix="pass plain tensors",
+                    fix=f"pass plain tensors: {'x.values()' if value.is_nested else 'x.dequantize()'}",
                 )
             return session.argument(value, name) if value.dim() else value
         if type(value) in (list, tuple):
