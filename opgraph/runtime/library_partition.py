@@ -105,7 +105,7 @@ class Program:
             values: of inputs and constants, by tensor id; used up.
 
         Raises:
-            InvalidShape: shapes that nobody knew before do not fit together.
+            InvalidShape: shapes that nobody knew before, or that are others than declared, do not fit together.
         """
         for step in self.steps:
             given = [values[t.id] for t in step.op.inputs]
@@ -115,7 +115,12 @@ class Program:
                 if step.checked != found:
                     check_shapes(step.op, step.record, given)
                     step.checked = found
-            values.update(zip((t.id for t in step.op.outputs), library.run(step.op, step.record, given), strict=True))
+            try:
+                made = library.run(step.op, step.record, given)
+            except RuntimeError:
+                check_shapes(step.op, step.record, given)  # those that a model declares need not be true
+                raise
+            values.update(zip((t.id for t in step.op.outputs), made, strict=True))
             for id in step.frees:
                 del values[id]
         return [values[id] for id in self.outputs]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
+from opgraph.errors import InvalidShape
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -110,3 +111,21 @@ def test_what_onnx_infers_no_type_of_or_another_has_its_own() -> None:
     )
     made = og.evaluate(og.onnx.load(sums), x=np.ones((2, 3), np.int32))
     assert made.dtype == np.int32 and made.tolist() == [3, 3]
+
+
+def test_sizes_that_a_model_states_wrongly_are_an_error_where_the_true_ones_do_not_fit() -> None:
+    made = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (float[4,6] x, int64[2] s, float[8,5] w) => (float[p,5] y)
+        <float[3,8] r>
+        {
+          r = Reshape(x, s)
+          a = MatMul(r, w)
+          y = Relu(a)
+        }"""
+    )
+    given = {"x": np.ones((4, 6), np.float32), "w": np.ones((8, 5), np.float32)}
+    f = og.compile(og.onnx.load(made, library=True))
+    np.testing.assert_array_equal(f({**given, "s": np.array([3, 8])}), np.full((3, 5), 8))
+    with pytest.raises(InvalidShape, match=r"\[6,4\] and \[8,5\] have no common inner size"):
+        f({**given, "s": np.array([6, 4])})
