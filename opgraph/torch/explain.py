@@ -19,7 +19,7 @@ from opgraph.runtime.providers.torch_internals import tensors_in
 from opgraph.torch.fuse_module import FusedForward, fused_apart, reached_limits, unfused
 from opgraph.torch.graph.aten import packet, value_of
 from opgraph.torch.graph.backend import new_compiler
-from opgraph.torch.graph.dynamo_entry import compiled, graph_breaks
+from opgraph.torch.graph.dynamo_entry import GraphBreak, compiled, graph_breaks
 from opgraph.torch.graph.launches import Launch
 from opgraph.torch.memory.measure import measured, saved_tensors
 from opgraph.torch.memory.recomputed import Recomputed, Run
@@ -75,7 +75,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
     return FusionReport(
         memory.subject, fused=merged(fused), left=merged(left), memory=memory if has_gradients else None,
         eager=_eager(model_or_fn, inputs, kwargs) if has_gradients else None,
-        breaks=tuple(GraphBreak(line, reason) for line, reason in breaks), limits=reached_limits(model_or_fn),
+        breaks=tuple(breaks), limits=reached_limits(model_or_fn),
     )  # fmt: skip
 
 
@@ -191,19 +191,6 @@ class LeftCall:
     times: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class GraphBreak:
-    """A line where Dynamo ended a graph: what stands on both sides of it cannot fuse.
-
-    Attributes:
-        line: `file:line` and its code.
-        reason: Dynamo's.
-    """
-
-    line: str
-    reason: str
-
-
 Entry = TypeVar("Entry", FusedCalls, LeftCall)
 
 
@@ -316,7 +303,7 @@ class FusionReport:
             left = [(name, why, str(n), _some(paths)) for (name, why), (n, paths) in self._left_by_call().items()]
             lines += ["", "left to torch", *_table(("op", "why", "times", "modules"), left)]
         if self.breaks:
-            lines += ["", "graph breaks", *(f"  {b.line}\n    {b.reason}" for b in self.breaks)]
+            lines += ["", "graph breaks", *map(str, self.breaks)]
             lines += [] if self.fused else [_NOTHING]
         if self.limits:
             lines += ["", "recompile limits", *(f"  {limit}" for limit in self.limits)]

@@ -193,8 +193,8 @@ class FusedForward(Wrapper):
             self._be_single()
             return self._run(module, args, kwargs)
         if not captured and not has_run and breaks:
-            line, reason = breaks[0]
-            self._failure = self._failure or f"torch.compile captures nothing of it: {reason}, in {line}"
+            first = breaks[0]
+            self._failure = self._failure or f"torch.compile captures nothing of it: {first.reason}, in {first.line}"
         if captured or has_run:
             self._looks = False
         return result

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -147,18 +148,54 @@ def _name(code: CodeType) -> str:
     return "its forward was" if own else f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) was"
 
 
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """A line where Dynamo ended a graph: what stands on both sides of it cannot fuse.
+
+    Attributes:
+        line: `file:line` and its code.
+        reason: Dynamo's.
+        hints: what Dynamo advises for this kind of line.
+    """
+
+    line: str
+    reason: str
+    hints: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        hints = (f"\n    hint: {hint}" for hint in self.hints)
+        return f"  {self.line}\n    {self.reason}{''.join(hints)}"
+
+
 @contextmanager
-def graph_breaks() -> Iterator[list[tuple[str, str]]]:
-    """While this lasts, Dynamo notes its graph breaks: afterwards the list has each line once, with the reason."""
+def graph_breaks() -> Iterator[list[GraphBreak]]:
+    """While this lasts, Dynamo notes its graph breaks: afterwards the list has each line once."""
     reasons = graph_break_reasons()
     before = len(reasons)
-    found: list[tuple[str, str]] = []
+    found: list[GraphBreak] = []
     try:
         yield found
     finally:
+        by_line: dict[str, GraphBreak] = {}
         for reason in reasons[before:]:
             if reason.user_stack and getattr(reason, "graph_break", True):
                 frame = reason.user_stack[-1]
-                where = f"{frame.filename}:{frame.lineno}: {frame.line}"
-                if where not in (line for line, _ in found):  # Dynamo notes a branch twice, in other words
-                    found.append((where, str(reason.reason).splitlines()[0]))
+                where, text = f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason)
+                if text.startswith(_JUMP):  # of a branch Dynamo notes this as well, or alone
+                    by_line.setdefault(where, GraphBreak(where, *_BRANCH))
+                else:
+                    by_line[where] = GraphBreak(where, text.splitlines()[0], tuple(_hints(text)))
+        found += by_line.values()
+
+
+#: The instruction that a branch on the value of a tensor ends at, and Dynamo's words for it elsewhere.
+_JUMP, _BRANCH = "generic_jump", ("Data-dependent branching", ("Use `torch.cond` to express dynamic control flow.",))
+#: How hints begin that Dynamo gives for many kinds of lines alike.
+_GENERAL_HINTS = ("This graph break", "This is likely", "It may be possible", "Please report", "Your code may")
+
+
+def _hints(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        found, _, hint = line.partition("  Hint: ")
+        if not found and hint and not hint.startswith(_GENERAL_HINTS):
+            yield hint
