@@ -69,6 +69,11 @@ def test_a_piece_that_a_thread_leaves_out_is_told(planted: bool, monkeypatch: py
     assert bool(problems(found, CHECKS["teams"], 0)) == planted
 
 
+def test_arrays_of_other_sizes_make_no_value_that_no_memory_holds() -> None:
+    """[n,1] and [n] meet as [n,n] there, where a later n was 99,999."""
+    assert len(scenario(5128454).feeds) == 2
+
+
 def test_random_graphs_hold_every_kind_of_op_that_runs() -> None:
     left = {r.kind for r in all_ops() if r.reference is not None}
     for seed in range(1500):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from random_rows import row_graph
-from random_scenario import Growing, Scenario, choose_outputs
+from random_scenario import Growing, Scenario, choose_outputs, largest_value
 from random_steps import LARGE_STEPS, step
 
 import opgraph as og
@@ -91,7 +91,7 @@ def large_scenario(seed: int, *, huge: bool = False) -> Scenario:
         step(grown, LARGE_STEPS)
     choose_outputs(grown)
     graph = grown.graph.finalize()
-    later = [feeds for feeds in grown.feeds[1:] if _largest(graph, feeds) <= grown.largest]
+    later = [feeds for feeds in grown.feeds[1:] if largest_value(graph, feeds) <= grown.largest]
     return Scenario(graph, [grown.feeds[0], *later], grown.smooth)
 
 
@@ -108,16 +108,9 @@ def _of_rows(rng: random.Random, dtype: str, huge: bool) -> Scenario:
             for t in graph.inputs
         }
         found = {n: np.asarray(draw.standard_normal(s)).astype(numpy) for n, s in shapes.items()}
-        if _largest(graph, found) <= _most(huge):
+        if largest_value(graph, found) <= _most(huge):
             feeds.append(found)
     return Scenario(graph, feeds, True)
-
-
-def _largest(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> int:
-    """The elements of the largest value, as far as its sizes are declared: [n] and [n,1] meet as [n,n]."""
-    sizes = {d: size for t in graph.inputs for d, size in zip(t.dims or (), feeds[str(t.name)].shape, strict=False)}
-    dims = [t.dims or () for t in (*graph.inputs, *(t for op in graph.ops for t in op.outputs))]
-    return max((math.prod(d if isinstance(d, int) else sizes.get(d, 1) for d in each) for each in dims), default=0)
 
 
 def _most(huge: bool) -> int:
@@ -198,7 +191,7 @@ class _Sums:
         rng = self.rng
         wanted = [*rng.sample(self.made, min(len(self.made), rng.choice((1, 2, 3, 4, 10)))), self.made[-1]]
         chosen = list({t.id: t for t in wanted}.values())
-        self.graph.set_outputs([t if t.name else t.with_(name=f"y{i}") for i, t in enumerate(chosen)])
+        self.graph.set_outputs(chosen)
         return self.graph.finalize()
 
 

@@ -92,7 +92,7 @@ def row_graph(seed: int, dtype: str = "f64", *, not_last: bool = False) -> og.Gr
         pool.step()
     wanted = {t.id: t for t in choose.sample(pool.made, min(len(pool.made), choose.randint(1, 4)))}
     wanted[pool.made[-1].id] = pool.made[-1]
-    graph.set_outputs([t.with_(name=f"y{i}") if t.name is None else t for i, t in enumerate(wanted.values())])
+    graph.set_outputs(wanted.values())
     return graph.finalize()
 
 
