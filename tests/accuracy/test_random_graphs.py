@@ -117,6 +117,20 @@ def test_errors_of_f64_that_cancel_in_a_few_runs_are_drawn_again() -> None:
     assert problem(np.where(moved > 41, moved * (1 + 1e-9), moved), truth)
 
 
+def test_f16_values_below_its_normal_numbers_may_be_stored_or_not() -> None:
+    """Stored they are 0, and what is left of 2e-5 - s is 2e-5, which y, not stored, shows."""
+    text = """graph(x: f64[4000]) -> (y)
+      a: f16[4000] = TypeCast(x)
+      q = Multiply(a, 0.0001)
+      s = ReduceSum(q, axes=[0], keep_dims=true)
+      t = Subtract(0.00002, s)
+      u = Multiply(t, 0.0001)
+      y: f64[1] = TypeCast(u)"""
+    truth = one_truth(text, x=np.full(4000, 5e-5))
+    assert problem(np.array([2e-9]), truth) == ""
+    assert problem(np.array([2e-6]), truth)
+
+
 def test_the_gradient_of_a_largest_element_has_a_bound() -> None:
     x = np.random.default_rng(0).uniform(-4, 4, (5, 7)).astype(np.float32)
     graph = og.parse("graph(x: f32[5,7]) -> (y)\n  a = Mish(x)\n  y = ReduceMax(a, axes=[1])").finalize()

@@ -116,7 +116,7 @@ def _truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int) -> list
 def _more(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int, turn: int) -> list[list[np.ndarray]]:
     """The outputs with further errors, others in each turn."""
     first = RUNS + turn * MORE_RUNS
-    return [perturbed(graph, feeds, Errors(seed, first + run, 1.0)) for run in range(MORE_RUNS)]
+    return [perturbed(graph, feeds, Errors(seed, first + run, 1.0, stores=True)) for run in range(MORE_RUNS)]
 
 
 def _signed(value: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
@@ -162,10 +162,15 @@ def _greatest(info: np.dtype[Any]) -> float:
 
 
 class Errors:
-    """Rounding errors, drawn at random: the same ones for one seed and run, or their opposites."""
+    """Rounding errors, drawn at random: the same ones for one seed and run, or their opposites.
 
-    def __init__(self, seed: int, run: int, sign: float) -> None:
-        self._draw, self._sign = np.random.default_rng([seed, run]), sign
+    Args:
+        stores: whether some f16 values are stored: of those below its normal numbers what is left is a multiple of the
+            smallest one, or 0, for all elements alike.
+    """
+
+    def __init__(self, seed: int, run: int, sign: float, *, stores: bool = False) -> None:
+        self._draw, self._sign, self._stores = np.random.default_rng([seed, run]), sign, stores
 
     def moved(self, value: np.ndarray, dtype: str, least: float = 0.0) -> np.ndarray:
         """A value moved by half an epsilon to one: by less, some of many elements would seem exact in all runs.
@@ -176,6 +181,8 @@ class Errors:
         by = self._draw.uniform(-0.5, 0.5, value.shape)
         by = self._sign * (by + np.copysign(0.5, by))
         moved = value * (1 + epsilon(dtype) * by)
+        if self._stores and dtype == "f16" and self._draw.random() < 0.25:
+            moved = np.where(np.abs(value) < np.finfo(np.float16).smallest_normal, value.astype(np.float16), moved)
         return np.asarray(moved + least * by if least else moved)
 
 
