@@ -147,8 +147,9 @@ class Statement:
             return ports[place].type
         named = [types[a] for a, p in zip(args, ports) if isinstance(a, str) and p.type in record.types]
         values = [dtype for dtype in named if dtype != "boolean"]
-        if not values and self.dtype == "boolean" and any(isinstance(a, float) for a in self.args):
-            return "f64"  # a comparison of literals alone
+        if not values and self.dtype == "boolean":  # a comparison of literals alone
+            literals = {type(a) for a in self.args}
+            return "f64" if float in literals else "s64" if int in literals else self.dtype
         return values[0] if values else self.dtype
 
 

@@ -144,6 +144,25 @@ def test_integer_literals_reach_the_ends_of_their_range() -> None:
     assert literal(True, "float") == "true"
 
 
+@pytest.mark.parametrize("kind", ["Equal", "NotEqual", "Greater", "GreaterEqual", "Less"])
+@pytest.mark.parametrize(
+    "dtype,a,b",
+    [("s32", 10, -2), ("s64", 2**53 + 1, 2**53), ("u8", 3, 3), ("s8", -1, 1), ("f32", 0.5, 0.25), ("f16", -0.0, 0.0)],
+)
+def test_numbers_are_compared_as_what_they_are(kind: str, dtype: str, a: float, b: float) -> None:
+    graph = og.parse(f"""graph(x: {dtype}[3]) -> (y)
+      const a: {dtype}[] = {a}
+      const b: {dtype}[] = {b}
+      c = {kind}(a, b)
+      y = Select(c, x, a)""")
+    (partition,) = graph.get_partitions()
+    x = np.array([7, 8, 9]).astype(og.ir.dtypes.get(dtype).numpy)
+    (looped,) = interpret(lower(partition).loop, [x])
+    want = og.evaluate(graph, x=x, dtype=None)
+    np.testing.assert_array_equal(og.compile(graph, device="cpu")(x=x), want)
+    np.testing.assert_array_equal(looped, want)
+
+
 def test_every_header_is_spliced_once_and_none_is_included() -> None:
     text = spliced("cpu/pointwise.h")
     assert "#include" not in text
