@@ -201,10 +201,14 @@ template <class F, bool keep, bool several> void box_of_rows(const Boxes& boxes,
 template <class F, bool several> OG_FN void take_box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
   for (i64 d = boxes.space.rank - row_rank; d < boxes.space.rank; ++d) length *= boxes.space.dims[d];
-  if constexpr (F::kept_bytes > 0) {
-    if (length <= keep_bytes / F::kept_bytes / 8 * 8) return box_of_rows<F, true, several>(boxes, row_rank, number);
+  if constexpr (F::fits) {
+    box_of_rows<F, true, several>(boxes, row_rank, number);
+  } else {
+    if constexpr (F::kept_bytes > 0) {
+      if (length <= keep_bytes / F::kept_bytes / 8 * 8) return box_of_rows<F, true, several>(boxes, row_rank, number);
+    }
+    box_of_rows<F, false, several>(boxes, row_rank, number);
   }
-  box_of_rows<F, false, several>(boxes, row_rank, number);
 }
 
 // As og::boxes_at and og::each_box say. several: whether a row is several runs.

@@ -228,10 +228,14 @@ template <class F, bool keep> void box_outer(const Boxes& boxes, i64 row_rank, i
 template <class F> OG_FN void take_box_outer(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
   for (i64 d = boxes.space.rank - 1 - row_rank; d < boxes.space.rank - 1; ++d) length *= boxes.space.dims[d];
-  if constexpr (F::kept_bytes > 0) {
-    if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) return box_outer<F, true>(boxes, row_rank, number);
+  if constexpr (F::fits) {
+    box_outer<F, true>(boxes, row_rank, number);
+  } else {
+    if constexpr (F::kept_bytes > 0) {
+      if (length * side <= keep_bytes / F::kept_bytes / 8 * 8) return box_outer<F, true>(boxes, row_rank, number);
+    }
+    box_outer<F, false>(boxes, row_rank, number);
   }
-  box_outer<F, false>(boxes, row_rank, number);
 }
 
 // As og::boxes_at and og::each_box say.

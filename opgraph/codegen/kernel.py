@@ -95,7 +95,9 @@ def source_of(schedule: Schedule, skeleton: str, entry_text: str, *, walk: str =
     on_gpu = skeleton.endswith(".cuh")
     chosen = approximate(loop, variant)
     if loop.row_axes:
-        functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant, schedule.name)
+        fits = isinstance(schedule, CpuSchedule) and schedule.fits
+        name = schedule.name
+        functor = emit_cuda_rows(loop, variant, chosen) if on_gpu else emit_rows(loop, variant, name, fits=fits)
     else:
         rolled = isinstance(schedule, (CudaPointwise, CudaSums)) and schedule.group > 0
         functor = emit_functor(loop, variant, packs=on_gpu, rolled=rolled, approximate=chosen)

@@ -8,11 +8,8 @@ from opgraph.codegen.arithmetic import compute_type, storage_type
 from opgraph.codegen.emitter import Emitter
 from opgraph.loops.layout import CONTIGUOUS
 from opgraph.schedule.levels import ELEMENT
-from opgraph.schedule.reduction_passes import kept_values, passes_of
+from opgraph.schedule.reduction_passes import ROUNDING, kept_values, passes_of
 from opgraph.schedule.schedule import GROUPS, PERSISTENT_INNER
-
-#: Instructions that it takes a CPU to round a value to 16 bits and widen it again.
-_ROUNDING = 8
 
 
 @final
@@ -21,23 +18,25 @@ class Rows:
 
     Attributes:
         emitter: of the loop.
-        passes, again: where values wait, and where each pass computes them again.
+        passes, again: where values wait, and where each pass computes them again; the same where none does that.
         kept: the values that wait.
         place: the result in whose place the one value that is kept waits for the last pass.
+        fits: whether there is room for the values that wait, however the kernel is called.
         is_persistent: whether a row is in a few vectors (persistent inner reduction).
         counter: which element of the operands is at hand.
     """
 
-    def __init__(self, emitter: Emitter, schedule: str) -> None:
+    def __init__(self, emitter: Emitter, schedule: str, *, fits: bool) -> None:
         self.emitter = emitter
         self.is_persistent = schedule == PERSISTENT_INNER
         self.counter = "at" if schedule in GROUPS else "i"
         is_element = {name: level == ELEMENT for name, level in emitter.levels.items()}
-        self.passes = passes_of(emitter.loop, is_element, keep=True, rounding=_ROUNDING)
+        self.passes = passes_of(emitter.loop, is_element, keep=True, rounding=ROUNDING)
         self.again = passes_of(emitter.loop, is_element, keep=False)
         self.kept = kept_values(self.passes)
         self.place = self._result_to_wait_in()
-        if self.place is not None:
+        self.fits = fits and self.place is None and bool(self.kept)
+        if self.place is not None or self.fits or self.is_persistent:
             self.again = self.passes
 
     def _result_to_wait_in(self) -> int | None:
@@ -75,6 +74,7 @@ def emit_buffers(rows: Rows) -> None:
     put, kept = rows.emitter.put, rows.kept if rows.place is None else ()
     sizes = [compute_type(rows.emitter.dtypes[name]) for name in kept]
     put(f"  static constexpr og::i64 kept_bytes = {' + '.join(f'sizeof({t})' for t in sizes) or '0'};")
+    put(f"  static constexpr bool fits = {'true' if rows.fits else 'false'};")
     for name, compute in zip(kept, sizes, strict=True):
         put(f"  {compute}* b_{name};")
     put("  OG_FN void keep(char* memory, og::i64 room, og::i64 at) {")

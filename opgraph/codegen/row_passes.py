@@ -32,7 +32,7 @@ def emit_passes(rows: Rows) -> None:
         place = ", og::i64 at" if rows.counter == "at" else ""  # `at` of the row of lane i
         put(f"  template <int pass, bool keep, int apart> OG_FN void element(og::i64 i{place}, Addend* s) const {{")
     for number, (one, again) in enumerate(zip(rows.passes, rows.again, strict=True)):
-        if not rows.kept or rows.place is not None:
+        if rows.passes == rows.again:
             _emit_pass(rows, one, f"pass == {number}")
         else:
             _emit_pass(rows, one, f"pass == {number} && keep")

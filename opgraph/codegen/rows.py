@@ -22,11 +22,15 @@ from opgraph.schedule.levels import CALL, PER_ROW
 from opgraph.schedule.schedule import GROUPS, INTERLEAVED
 
 
-def emit_rows(loop: Loop, variant: Variant, schedule: str) -> Functor:
-    """The functor of a loop over rows, for the schedule of that name."""
+def emit_rows(loop: Loop, variant: Variant, schedule: str, *, fits: bool = False) -> Functor:
+    """The functor of a loop over rows, for the schedule of that name.
+
+    Args:
+        fits: whether there is always room for the values of a row that wait for a later pass.
+    """
     emitter = Emitter(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
     emitter.interleaved = schedule in INTERLEAVED
-    rows = Rows(emitter, schedule)
+    rows = Rows(emitter, schedule, fits=fits)
     if not emitter.interleaved:
         emitter.by_lanes = goes_by_lanes(emitter) and all(
             compute_type(emitter.dtypes[name]) == "float" for name in rows.kept

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from opgraph.loops.layout import ADDED, TURNED, Layout
+from opgraph.ir import dtypes
+from opgraph.loops.layout import ADDED, CONTIGUOUS, TURNED, Layout, Variant
 from opgraph.loops.loop import Loop
 from opgraph.schedule.cpu_tiles import boxes_of, boxes_of_rows
 from opgraph.schedule.grouped_rows import boxes_of_groups, grouped
-from opgraph.schedule.interleaved_rows import FEW_ROWS, interleaved
+from opgraph.schedule.interleaved_rows import FEW_ROWS, LANES, interleaved
+from opgraph.schedule.levels import ELEMENT, Levels
 from opgraph.schedule.merged_axes import STRETCH, MergedAxes, merged_axes
-from opgraph.schedule.reduction_passes import KEEP_COST, pass_counts
+from opgraph.schedule.reduction_passes import KEEP_COST, ROUNDING, kept_values, pass_counts, passes_of
 from opgraph.schedule.schedule import (
     GROUPED,
     INNER,
@@ -32,6 +34,8 @@ from opgraph.schedule.split_columns import boxes_of_columns, column_sums
 
 #: Floats of a vector (kernels/math/lanes.h), and vectors of a row at most.
 WIDTH, MAX_VECTORS = 16, 8
+#: Bytes of a row, or of rows that are lanes, that may wait for a later pass (kernels/cpu/row_vectors.h).
+KEEP_BYTES = 256 * 1024
 #: What is done in floats, whatever it is in memory.
 _FLOATS = frozenset({"f32", "f16", "bf16", "boolean"})
 
@@ -79,14 +83,15 @@ def short_or_strided_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedul
     """
     if not layout.row_rank:
         return None
-    fits = _fits(loop, layout, target)
-    found = interleaved(loop, layout, longest=_longest(loop) if fits else 0)
+    is_short = _fits(loop, layout, target)
+    found = interleaved(loop, layout, longest=_longest(loop) if is_short else 0)
     if found is not None:
         boxes = boxes_of_columns(loop, found)
         is_transposed = TURNED in found.variant.operands
         name = SPLIT_OUTER if boxes.split_rows else TRANSPOSED_INNER if is_transposed else OUTER
-        return CpuSchedule(name=name, loop=loop, layout=found, boxes=boxes)
-    if not fits:
+        fits = name != SPLIT_OUTER and _waiting_fit(loop, found.variant, LANES * prod(layout.dims[-layout.row_rank :]))
+        return CpuSchedule(name=name, loop=loop, layout=found, boxes=boxes, fits=fits)
+    if not is_short:
         return None
     vectors = -(-layout.dims[-1] // WIDTH)
     return CpuSchedule(name=PERSISTENT_INNER, loop=loop, layout=layout, boxes=boxes_of_rows(layout), vectors=vectors)
@@ -99,7 +104,8 @@ def rows_in_blocks(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | Non
     boxes = boxes_of_rows(layout) if layout.size else None
     if boxes is not None and boxes.split_rows:
         return CpuSchedule(name=SPLIT_INNER, loop=loop, layout=layout, boxes=boxes, stages=pass_counts(loop)[0])
-    return CpuSchedule(name=INNER, loop=loop, layout=layout, boxes=boxes)
+    fits = _waiting_fit(loop, layout.variant, prod(layout.dims[-layout.row_rank :]))
+    return CpuSchedule(name=INNER, loop=loop, layout=layout, boxes=boxes, fits=fits)
 
 
 def tiled_elements(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
@@ -132,6 +138,24 @@ def _fits(loop: Loop, layout: Layout, target: Cpu) -> bool:
         return False
     used = {x.dtype for x in loop.loads} | {s.dtype for s in loop.statements} | {s.dtype for s in loop.stores}
     return used <= _FLOATS and 0 < dims[-1] <= WIDTH * MAX_VECTORS and prod(dims[:-1]) >= FEW_ROWS
+
+
+def _waiting_fit(loop: Loop, variant: Variant, elements: int) -> bool:
+    """Whether there is room for what waits of so many elements for a later pass, if anything does."""
+    each = _waiting_bytes(loop, variant)
+    return each > 0 and elements <= KEEP_BYTES // each // 8 * 8
+
+
+@lru_cache(maxsize=1024)
+def _waiting_bytes(loop: Loop, variant: Variant) -> int:
+    """Bytes of each element that wait for a later pass."""
+    levels = Levels(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
+    is_element = {name: level == ELEMENT for name, level in levels.levels.items()}
+    kept = kept_values(passes_of(loop, is_element, keep=True, rounding=ROUNDING))
+    return sum(
+        4 if dtypes.BY_NAME[d].compute == "float" else dtypes.BY_NAME[d].numpy.itemsize
+        for d in map(levels.dtypes.__getitem__, kept)
+    )
 
 
 @lru_cache(maxsize=1024)

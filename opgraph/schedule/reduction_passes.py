@@ -17,6 +17,8 @@ from opgraph.loops.loop import Loop, Statement, Store
 KEEP_COST = 8
 #: Values of an element that are kept, at most.
 MAX_KEPT = 3
+#: Instructions that it takes a CPU to round a value to 16 bits and widen it again.
+ROUNDING = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

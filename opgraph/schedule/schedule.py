@@ -76,17 +76,20 @@ class CpuSchedule(Schedule):
         merged: two axes that are walked as one, with the operands that are spread for it.
         vectors: of 16 floats that a whole row is, where its elements stay in registers; else 0.
         stages: how often all boxes are done, one after the other.
+        fits: whether there is room for all values of a row that wait for a later pass (rows one after the other, or
+            neighbouring ones as lanes). The text for it takes three fifths of the time to compile.
     """
 
     boxes: Boxes | None = None
     merged: MergedAxes | None = None
     vectors: int = 0
     stages: int = 1
+    fits: bool = False
 
     @property
     def key(self) -> Hashable:
         """What the source text depends on besides the loop: calls of other sizes share it."""
-        return self.name, self.layout.variant, self.vectors, self.layout.row_rank > 1
+        return self.name, self.layout.variant, self.vectors, self.layout.row_rank > 1, self.fits
 
     def details(self) -> list[str]:
         """See Schedule."""

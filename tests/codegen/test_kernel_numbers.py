@@ -24,6 +24,7 @@ SHARED = (
     (".h", "longest", interleaved_rows.TILE_BYTES),
     (".h", "most_sides", split_columns.MOST_LANES // interleaved_rows.LANES),
     (".h", "lane_count", cpu.WIDTH),
+    (".h", "keep_bytes", cpu.KEEP_BYTES),
     (".h", "attribute", ops.ALPHA),
     (".h", "dense_operands", ops.MAX_OPERANDS),
     (".cuh", "block_size", cuda_tiles.BLOCK_SIZE),
