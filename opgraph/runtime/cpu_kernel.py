@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -84,14 +85,14 @@ class HostKernel:
         if layout is None or not layout.size:
             return None
         schedule = self._schedule(layout)
+        if _are_known(dims):
+            return schedule
         if schedule.name in (PERSISTENT_INNER, TRANSPOSED_INNER) and not self._is_certain(dims, schedule):
-            return self._schedule(layout, of_any_length=True)  # guesses are short
-        return schedule
+            schedule = self._schedule(layout, of_any_length=True)  # guesses are short
+        return replace(schedule, fits=False)
 
     def _is_certain(self, dims: Sequence[Dims], schedule: CpuSchedule) -> bool:
         """Whether the kernel is the same whatever is guessed for sizes that are not known yet."""
-        if all(isinstance(d, int) for shape in dims for d in shape or ()):
-            return True
         longer = self.operands.probable_layout(dims, 1000)
         return longer is not None and self._schedule(longer).key == schedule.key
 
@@ -259,6 +260,8 @@ class HostKernel:
     def _entry(self, schedule: CpuSchedule, *, compiles: bool = True) -> Any:
         loop = schedule.loop
         known = self._entries.get(schedule.key)
+        if known is None and schedule.fits:  # a text for rows of any length serves these, too, with the same bits
+            known = self._entries.get(replace(schedule, fits=False).key)
         if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
             return known[1]
         if not compiles:
@@ -268,6 +271,10 @@ class HostKernel:
         entry = cpu_compiler.load(source, self.lowered.labels, flat=schedule.layout.variant.flat and not loop.row_axes)
         self._entries[schedule.key] = loop, entry
         return entry
+
+
+def _are_known(dims: Sequence[Dims]) -> bool:
+    return all(isinstance(size, int) for shape in dims for size in shape or ())
 
 
 def _threads(base: Any, layout: Any, begin: int, end: int, threads: int, parallel: Any) -> str:

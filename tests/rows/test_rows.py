@@ -501,3 +501,29 @@ def test_in_bf16_a_norm_is_rounded_once_and_with_rounding_each_after_every_op() 
     assert (np.abs(once - exact) <= 2.0**-8 * np.abs(exact) * 1.02).all()
     each = og.compile(og.parse(text), rounding="each")(x=x, w=w).astype(np.float64)
     assert np.abs(each - exact).max() > np.abs(once - exact).max()
+
+
+@pytest.mark.parametrize(("along", "fits", "longer"), [("-1", (3, 9000), (3, 40_000)), ("0", (200, 70), (700, 70))])
+def test_rows_that_fit_have_a_text_of_their_own(along: str, fits: tuple[int, int], longer: tuple[int, int]) -> None:
+    """What waits of longer ones has no room in the buffer, and is computed again. Of unknown sizes one text does both."""
+    text = f"""graph(x: bf16[n,c]) -> (y)
+      w: f32[n,c] = TypeCast(x)
+      e = Exp(w)
+      s = ReduceMean(e, axes=[{along}], keep_dims=true)
+      t = Tanh(w)
+      p = Multiply(t, e)
+      d = Subtract(p, s)
+      q = Exp(d)
+      r = ReduceSum(q, axes=[{along}], keep_dims=true)
+      v = Divide(q, r)
+      y: bf16[n,c] = TypeCast(v)"""
+    of_any_length = og.compile(og.parse(text))
+    for shape in (fits, longer, fits):
+        x = np.random.default_rng(0).uniform(-2, 2, shape).astype("bfloat16")
+        alone = og.compile(og.parse(text.replace("[n,c]", str(list(shape)).replace(" ", ""))))
+        got = of_any_length(x=x)
+        exact, peer = (og.evaluate(og.parse(text), {"x": x}, dtype=dtype) for dtype in ("f64", None))
+        assert_near(got, exact.astype(np.longdouble), peer)
+        np.testing.assert_array_equal(got.view(np.uint16), alone(x=x).view(np.uint16))
+        assert ["fits = true" in source for source in alone.kernels.values()] == [shape == fits]
+    assert ["fits = true" in source for source in of_any_length.kernels.values()] == [False]
