@@ -505,7 +505,7 @@ def test_in_bf16_a_norm_is_rounded_once_and_with_rounding_each_after_every_op() 
 
 @pytest.mark.parametrize(("along", "fits", "longer"), [("-1", (3, 9000), (3, 40_000)), ("0", (200, 70), (700, 70))])
 def test_rows_that_fit_have_a_text_of_their_own(along: str, fits: tuple[int, int], longer: tuple[int, int]) -> None:
-    """What waits of longer ones has no room in the buffer, and is computed again. Of unknown sizes one text does both."""
+    """What waits of longer ones has no room, and is computed again. Of unknown sizes one text does both."""
     text = f"""graph(x: bf16[n,c]) -> (y)
       w: f32[n,c] = TypeCast(x)
       e = Exp(w)
