@@ -103,7 +103,7 @@ def test_collectives_keep_the_memory_that_they_read() -> None:
     assert own == {c.name: place_of(c)}
 
 
-@pytest.mark.parametrize(("activation", "mib"), [(nn.SiLU, 365), (nn.ReLU, 345)], ids=("silu", "relu"))
+@pytest.mark.parametrize(("activation", "mib"), [(nn.SiLU, 365), (nn.ReLU, 346)], ids=("silu", "relu"))
 @pytest.mark.sweep
 def test_the_peak_of_a_resnet(activation: type[nn.Module], mib: int) -> None:
     model = ogt.fuse(copy.deepcopy(zoo.resnet18(activation)))
