@@ -81,7 +81,8 @@ def _torch_softmax(t: Any, src: Any, *, axis: int, mode: str) -> Iterator[Any]:
     if mode == "inf_as_zero" and src.shape[axis]:
         made = t.where(t.amax(src, axis, keepdim=True) == -_INF, 0.0, made)
     yield made
-    yield t.logsumexp(wide(src), axis, keepdim=True)
+    # Torch's is inf of an element that is inf, and in strict mode -inf of -inf alone, where dst is NaN.
+    yield t.where(made.isnan().any(axis, keepdim=True), float("nan"), t.logsumexp(wide(src), axis, keepdim=True))
 
 
 def _spell_softmax(build: Builder, op: Op) -> list[LogicalTensor]:

@@ -58,3 +58,16 @@ def test_the_gradient_of_a_certain_class_keeps_its_digits(how: Callable[..., Any
     mine, other = (np.abs((made[:, 0] - truth) / truth).max() for made in (found, eager))
     assert mine <= 2 * other
     np.testing.assert_allclose(found[:, 1:], eager[:, 1:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["none", "inf_as_zero"])
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_the_statistics_of_infinite_elements_are_the_same_in_a_kernel_and_in_a_library(mode: str, dtype: str) -> None:
+    """Of sizes that nobody knows, the forward pass beside a gradient is a library op."""
+    graph = og.parse(f'graph(x: {dtype}[?,?]) -> (s)\n  y, s = SoftMax(x, axis=0, mode="{mode}")')
+    inf, nan = float("inf"), float("nan")
+    x = np.array([[1, inf, -inf, nan, inf], [2, 3, -inf, 1, -inf]]).astype(og.ir.dtypes.get(dtype).numpy)
+    wanted = og.evaluate(graph, {"x": x}, dtype=None)
+    results, _ = og.compile(graph, wrt=("x",)).vjp({"x": x})
+    for got in (results, og.compile(graph)(x=x)):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
