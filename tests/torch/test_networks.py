@@ -772,6 +772,7 @@ def test_explain_lists_graph_breaks_and_leaves_what_is_compiled():
     assert codes == ["torch._dynamo.graph_break()", "if x.sum() > 0:", 'print(end="")']
     assert all(entry.reason for entry in report.breaks)
     assert any("torch.cond" in hint for hint in report.breaks[1].hints)
+    assert any("print" in hint for hint in report.breaks[2].hints)
     assert not any("Please report" in hint for entry in report.breaks for hint in entry.hints)
     assert all(f"hint: {hint}" in str(report) for entry in report.breaks for hint in entry.hints)
     assert model.seen == ["more"]  # it runs once
