@@ -163,8 +163,8 @@ def torch_weights(t: Any, big: Any, small: Any, window: Window, groups: int) -> 
 
 
 def _torch_zeros(a: Any, b: Any, shape: Sequence[int]) -> Any:
-    """Zeros that autograd has made of two tensors."""
-    return (a.sum() + b.sum()) * a.new_zeros(shape)
+    """Zeros that autograd has made of two tensors, whatever these hold: of none of their elements."""
+    return a.flatten()[:0].sum() + b.flatten()[:0].sum() + a.new_zeros(shape)
 
 
 def _adds_rounded_parts(tensor: Any) -> bool:

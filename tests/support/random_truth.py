@@ -116,7 +116,7 @@ def _truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int) -> list
 def _more(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int, turn: int) -> list[list[np.ndarray]]:
     """The outputs with further errors, others in each turn."""
     first = RUNS + turn * MORE_RUNS
-    return [perturbed(graph, feeds, Errors(seed, first + run, 1.0, stores=True)) for run in range(MORE_RUNS)]
+    return [perturbed(graph, feeds, Errors(seed, first + run, 1.0, further=True)) for run in range(MORE_RUNS)]
 
 
 def _signed(value: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
@@ -165,12 +165,13 @@ class Errors:
     """Rounding errors, drawn at random: the same ones for one seed and run, or their opposites.
 
     Args:
-        stores: whether some f16 values are stored: of those below its normal numbers what is left is a multiple of the
-            smallest one, or 0, for all elements alike.
+        further: whether the run is one of those for a result that seems wrong. Then some f16 values are stored: of
+            those below its normal numbers what is left is a multiple of the smallest one, or 0, for all elements alike.
+            And an f64 may stay as it is: the mean of equal numbers is that number, or one beside it.
     """
 
-    def __init__(self, seed: int, run: int, sign: float, *, stores: bool = False) -> None:
-        self._draw, self._sign, self._stores = np.random.default_rng([seed, run]), sign, stores
+    def __init__(self, seed: int, run: int, sign: float, *, further: bool = False) -> None:
+        self._draw, self._sign, self._further = np.random.default_rng([seed, run]), sign, further
 
     def moved(self, value: np.ndarray, dtype: str, least: float = 0.0) -> np.ndarray:
         """A value moved by half an epsilon to one: by less, some of many elements would seem exact in all runs.
@@ -179,9 +180,9 @@ class Errors:
             least: an error that is no smaller near 0.
         """
         by = self._draw.uniform(-0.5, 0.5, value.shape)
-        by = self._sign * (by + np.copysign(0.5, by))
+        by = self._sign * (2 * by if self._further and dtype == "f64" else by + np.copysign(0.5, by))
         moved = value * (1 + epsilon(dtype) * by)
-        if self._stores and dtype == "f16" and self._draw.random() < 0.25:
+        if self._further and dtype == "f16" and self._draw.random() < 0.25:
             moved = np.where(np.abs(value) < np.finfo(np.float16).smallest_normal, value.astype(np.float16), moved)
         return np.asarray(moved + least * by if least else moved)
 
