@@ -47,8 +47,9 @@ COARSE, _COSTLY = 0.0, 8
 class Truth:
     """One output: its value in f64, and for each element how far a result may be; NaN where anything may come out.
 
-    `signed` says where it is a zero of a known sign. `unit` is the same of the graph with its named units as single
-    ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there.
+    `signed` says where it is a zero of a known sign. `unit` finds the same of the graph with its named units as single
+    ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there, and what
+    either compares to or is cast to.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Truth:
     value: np.ndarray
     bound: np.ndarray
     signed: np.ndarray
-    unit: Truth | None = None
+    unit: Callable[[], Truth | None] | None = None
     further: Callable[[int], np.ndarray] | None = None
 
 
@@ -84,11 +85,16 @@ def kept_with(graph: og.Graph, name: str, make: Callable[[], T]) -> T:
 
 
 def _of_either_form(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int) -> list[Truth]:
+    copies = {name: array.copy() for name, array in feeds.items()}
+
+    @cache
+    def of_units() -> list[Truth]:
+        units = named(graph)
+        return _truths(units, copies, seed) if units != graph else []
+
     found = _truths(graph, feeds, seed)
-    units = named(graph)
-    if any(np.isnan(t.value).any() for t in found) and units != graph:
-        for truth, unit in zip(found, _truths(units, feeds, seed), strict=True):
-            truth.unit = unit
+    for place, truth in enumerate(found):
+        truth.unit = lambda place=place: next(iter(of_units()[place:]), None)
     return found
 
 
@@ -367,8 +373,10 @@ def problem(got: np.ndarray, want: Truth) -> str:
             break
         want.bound = np.maximum(want.bound, want.further(turn))
         off = _off(got, want)
-    if want.unit is not None:
-        off &= ~np.isnan(want.value) | _off(got, want.unit)
+    unit = want.unit() if want.unit is not None and off.any() else None
+    if unit is not None:
+        follows = np.isnan(want.value) if want.dtype in dtypes.FLOATS else np.True_
+        off &= ~follows | _off(got, unit)
     if not off.any():
         return ""
     place = tuple(int(i) for i in np.argwhere(off)[0])
