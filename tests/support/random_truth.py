@@ -48,8 +48,8 @@ class Truth:
     """One output: its value in f64, and for each element how far a result may be; NaN where anything may come out.
 
     `signed` says where it is a zero of a known sign. `unit` finds the same of the graph with its named units as single
-    ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there, and what
-    either compares to or is cast to.
+    ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there, and so may
+    what follows from either: a cast, or the branch that a comparison takes.
     """
 
     name: str
@@ -375,8 +375,7 @@ def problem(got: np.ndarray, want: Truth) -> str:
         off = _off(got, want)
     unit = want.unit() if want.unit is not None and off.any() else None
     if unit is not None:
-        follows = np.isnan(want.value) if want.dtype in dtypes.FLOATS else np.True_
-        off &= ~follows | _off(got, unit)
+        off &= _off(got, unit)
     if not off.any():
         return ""
     place = tuple(int(i) for i in np.argwhere(off)[0])
