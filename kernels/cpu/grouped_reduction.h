@@ -45,12 +45,12 @@ template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Plac
   const Boxes& boxes = *all.boxes;
   const i64 rank = boxes.space.rank, last = rank - 1, along = rank - 2;
   i64 step = 0;  // how far all elements of the next element of a row are: then the loop is unrolled
-  bool even = !F::runs;
+  bool even = !F::runs, first = true;
   for (int k = 0; k < F::operands; ++k) {
     if (!F::moves(k)) continue;
     const i64 own = boxes.space.strides[k * rank + along];
-    even &= place.step[k] == 1 && (step == 0 || own == step);
-    step = own;
+    even &= place.step[k] == 1 && (first || own == step);
+    step = own, first = false;
   }
   for (int k = 0; k < F::sums; ++k) even &= boxes.sum(k).strides[along] == 0;
   Strips<F> strips = {all, place, 0, 0, {}};

@@ -95,6 +95,22 @@ def test_groupnorm_with_the_channels_last_is_as_good_as_torch(c: int, groups: in
             assert error <= 2 * own + 2.0**-24 * np.abs(exact[name]).max(), (n, h, w, name, error, own)
 
 
+@pytest.mark.parametrize("operands", ["a, x", "x, a"])
+@pytest.mark.parametrize("width", ["1", "w"], ids=["of one element", "of stride 0"])
+def test_an_operand_that_repeats_along_the_last_axis_of_a_row(operands: str, width: str) -> None:
+    """It moves along the row's axis before that one, and may be the kernel's first operand that moves at all."""
+    f = og.compile(
+        og.parse(
+            f"graph(a: f32[n,h,{width},g,c], x: f32[n,h,w,g,c]) -> (y)\n"
+            f"  p = Multiply({operands})\n  y = ReduceSum(p, axes=[1,2,4])"
+        )
+    )
+    a, x = (np.random.default_rng(0).uniform(1, 2, (2, 20, w, 16, 8)).astype(np.float32) for w in (1, 24))
+    made = f(a=a if width == "1" else np.broadcast_to(a, x.shape), x=x)
+    assert followed(f)[-1] in GROUPS
+    np.testing.assert_allclose(made, (a.astype(np.float64) * x).sum((1, 2, 4)), rtol=2.0**-22)
+
+
 def test_nan_and_infinity_stay_in_their_group() -> None:
     f = og.compile(og.parse(NORM.format(c=40, groups=8)))
     x = np.random.default_rng(0).normal(size=(2, 9, 7, 40)).astype(np.float32)
