@@ -35,9 +35,9 @@ _LARGEST = (*_CHOOSE, "MaxPoolBackward")
 RUNS, SLACK = 3, 40.0
 #: How many more are drawn for a result that seems wrong. An f64 moved by its rounding error moves by whole last places,
 #: since the reference has no more digits, and the errors of several ops cancel in all of a few runs for one element of
-#: some thousands. Of 16 bits they are drawn until nothing is wrong any more, so many times at most: a few runs see the
-#: step of a comparison with a value near by for most elements, not for all of many.
-MORE_RUNS, MOST_TURNS = 24, {"f64": 1, "f16": 10, "bf16": 10}
+#: some thousands, in f32 too. Of 16 bits they are drawn until nothing is wrong any more, so many times at most: a few
+#: runs see the step of a comparison with a value near by for most elements, not for all of many.
+MORE_RUNS, MOST_TURNS = 24, {"f64": 1, "f32": 1, "f16": 10, "bf16": 10}
 #: Besides, how many epsilons of the larger of 1 and the value: 0 but for torch's ops, which lose digits near 0;
 #: at infinities these have rules of their own. Functions of so many instructions do, sums and products do not.
 COARSE, _COSTLY = 0.0, 8
@@ -325,7 +325,7 @@ def _is_moved(record: OpDef, dtype: str, name: str) -> bool:
     if record.family not in ("pointwise", "shape", "structural"):
         return True
     is_derivative = any(p.name == "diff_dst" for p in record.inputs)
-    return record.is_pointwise and dtype == "f64" and (is_derivative or record.kind in ("Digamma", "Lgamma"))
+    return record.is_pointwise and (is_derivative or (dtype == "f64" and record.kind in ("Digamma", "Lgamma")))
 
 
 def _least_error(record: OpDef, tensor: LogicalTensor) -> float:
