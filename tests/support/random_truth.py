@@ -35,9 +35,9 @@ _LARGEST = (*_CHOOSE, "MaxPoolBackward")
 RUNS, SLACK = 3, 40.0
 #: How many more are drawn for a result that seems wrong. An f64 moved by its rounding error moves by whole last places,
 #: since the reference has no more digits, and the errors of several ops cancel in all of a few runs for one element of
-#: some thousands, in f32 too. Of 16 bits they are drawn until nothing is wrong any more, so many times at most: a few
-#: runs see the step of a comparison with a value near by for most elements, not for all of many.
-MORE_RUNS, MOST_TURNS = 24, {"f64": 1, "f32": 1, "f16": 10, "bf16": 10}
+#: some thousands, in f32 too. Of others they are drawn until nothing is wrong any more, so many times at most: a few
+#: runs see the step of a comparison or a cast with a value near by for most elements, not for all of many.
+MORE_RUNS, MOST_TURNS, TURNS_OF_WIDE = 24, 10, {"f64": 1, "f32": 1}
 #: Besides, how many epsilons of the larger of 1 and the value: 0 but for torch's ops, which lose digits near 0;
 #: at infinities these have rules of their own. Functions of so many instructions do, sums and products do not.
 COARSE, _COSTLY = 0.0, 8
@@ -368,7 +368,7 @@ def problem(got: np.ndarray, want: Truth) -> str:
     if got.dtype != target or got.shape != want.value.shape:
         return f"{want.name}: {got.dtype}{list(got.shape)} instead of {target}{list(want.value.shape)}"
     off = _off(got, want)
-    for turn in range(MOST_TURNS.get(want.dtype, 0)):
+    for turn in range(TURNS_OF_WIDE.get(want.dtype, MOST_TURNS)):
         if want.further is None or not off.any():
             break
         want.bound = np.maximum(want.bound, want.further(turn))
