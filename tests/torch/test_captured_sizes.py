@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
@@ -580,19 +581,55 @@ def test_nested_tensors_are_fused_for_rows_of_any_length(kernels):
     compiled = set()
     for lengths in ((3, 5), (2, 4), (7,), (1, 1, 9), (3, 5)):
         values = torch.randn(sum(lengths), 8)
-        offsets = torch.tensor([0, *lengths]).cumsum(0)
         found = []
         for network in (fused, model):
             torch.manual_seed(1)
             network.zero_grad()
             x = values.clone().requires_grad_()
-            y = network(torch.nested.nested_tensor_from_jagged(x, offsets))
+            y = network(_nested(x, lengths))
             y.values().square().sum().backward()
             found.append((y.offsets(), y.values(), x.grad, *(p.grad for p in network.parameters())))
         for mine, eager in zip(*found, strict=True):
             torch.testing.assert_close(mine, eager)
         compiled = compiled or set(kernels)
     assert compiled and kernels == compiled
+
+
+def _nested(values, lengths):
+    return torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, *lengths]).cumsum(0))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "part",
+    [lambda x: x.view(-1, 8), lambda x: x.view(1, -1, 8)[0], lambda x: x.view(8, -1).t()],
+    ids=["the same memory", "one of a batch", "turned"],
+)
+def test_values_of_a_nested_tensor_that_are_a_view_have_any_number_of_rows(part, training):
+    """Dynamo traces the number of the first call as a constant, and does not compare it with that of later ones."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.SiLU())
+    fused = ogt.fuse(copy.deepcopy(model))
+    for call, size in enumerate((8, 6, 12, 8)):
+        numbers = torch.randn(size * 8)
+        found = []
+        for network in (fused, model):
+            x = _nested(part(numbers.clone().requires_grad_(training)), (2, size - 2))
+            is_first = network is fused and not call
+            with pytest.warns(UserWarning, match="whose values are a view") if is_first else nullcontext():
+                y = network(x).values()
+            found.append((y, *(torch.autograd.grad(y.sum(), list(network.parameters())) if training else ())))
+        assert len(found[1][0]) == size
+        for mine, eager in zip(*found, strict=True):
+            torch.testing.assert_close(mine, eager)
+
+
+def test_backward_of_a_nested_tensor_runs_again_for_rows_of_any_length():
+    fused = ogt.fuse(nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16)))
+    for lengths in ((3, 5), (1, 1, 9), (7,)):
+        values = torch.randn(sum(lengths), 8, requires_grad=True)
+        loss = fused(_nested(values, lengths)).values().square().sum()
+        first, again = (torch.autograd.grad(loss, values, retain_graph=True)[0] for _ in range(2))
+        assert torch.equal(first, again)
 
 
 def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.parameter_branches import draws_random_numbers, written_arguments
-from opgraph.torch.graph.torch_internals import MEMORY, hint, memory_of
+from opgraph.torch.graph.torch_internals import MEMORY, has_constant_rows, hint, memory_of
 
 #: Methods that give a tensor another shape in place.
 _TURNS = frozenset(
@@ -30,9 +30,15 @@ _TURNS = frozenset(
 def fault_of_frame(graph: GraphModule) -> str:
     """Why the function that a graph was captured of has to run as it was written, or "".
 
-    Python code that asks a tensor for its shape, after a call that gave it another one in place, is shown the old one.
-    Guards on symbolic sizes of an input look at it when it has its new shape, and fail.
+    - Python code that asks a tensor for its shape, after a call that gave it another one in place, is shown the old
+      one. Guards on symbolic sizes of an input look at it when it has its new shape, and fail.
+    - Of a nested tensor whose values are a view, the graph has the number of rows of this call, and serves all calls.
     """
+    if any(has_constant_rows(n.meta.get("example_value")) for n in graph.graph.find_nodes(op="placeholder")):
+        return (
+            "takes a nested tensor whose values are a view runs as it was written: torch.compile would take their "
+            "number of rows for that of all calls. Give it `nested_tensor_from_jagged(values.clone(), offsets)`."
+        )
     inputs = {memory_of(n) for n in graph.graph.find_nodes(op="placeholder") if _has_symbols(n)} - {None}
     seen: set[Node] = set()
     for node in graph.graph.nodes:

@@ -132,8 +132,9 @@ def keep_saved_tensors() -> None:
 
     context = TracingContext.try_get()
     metadata: Any = None if context is None else context.fw_metadata
-    if getattr(metadata, "bw_donated_idxs", None):
-        metadata.bw_donated_idxs = []
+    donated = getattr(metadata, "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # of a graph of tensor subclasses, a second metadata object has the same list
 
 
 def refuse_second_derivatives(node: Any, error: Callable[[], Exception]) -> None:
@@ -259,6 +260,17 @@ def hint(size: Any) -> int:
 def is_nested_size(value: Any) -> bool:
     """Whether a symbolic size stands for the lengths of a nested tensor's rows, and has no number."""
     return isinstance(value, torch.SymInt) and value.node.is_nested_int()
+
+
+def has_constant_rows(value: Any) -> bool:
+    """Whether the number of all rows of a nested tensor, as Dynamo traces it, is a constant.
+
+    It is where the values are a view, and no guard compares it then (torch 2.13).
+    """
+    if not (isinstance(value, torch.Tensor) and value.is_nested and hasattr(value, "_ragged_idx")):
+        return False
+    rows = value._values.shape[value._ragged_idx - 1]
+    return not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None
 
 
 def python_text(expression: Any) -> str | None:
