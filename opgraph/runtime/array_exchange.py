@@ -53,8 +53,13 @@ def check_donated(name: str, array: np.ndarray, others: Sequence[Any]) -> None:
         raise donation_refused(name, "its array is read-only")
     if repeats_memory(array.shape, array.strides, array.itemsize):
         raise donation_refused(name, "its array overlaps itself")
-    if any(share_memory(array, other) for other in others):
+    if overlaps(array, others):
         raise donation_refused(name, "its array overlaps that of another input")
+
+
+def overlaps(array: np.ndarray, others: Iterable[Any]) -> bool:
+    """Whether an array shares memory with one of others."""
+    return any(share_memory(array, other) for other in others)
 
 
 def donation_refused(name: str, reason: str) -> InvalidArguments:

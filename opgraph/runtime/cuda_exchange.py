@@ -63,8 +63,12 @@ class CudaExchange:
         """Raises InvalidArguments where writing to a donated input would destroy what is still read."""
         if array.overlaps_itself:
             raise donation_refused(name, "its array overlaps itself")
-        if any(array.may_share(seen(o, self.device, "an input")) for o in others):
+        if self.overlaps(array, others):
             raise donation_refused(name, "its array overlaps that of another input")
+
+    def overlaps(self, array: DeviceArray, others: Iterable[Any]) -> bool:
+        """Whether an array may share memory with one of others."""
+        return any(array.may_share(seen(other, self.device, "an array")) for other in others)
 
     def counted(self, arrays: Iterable[Any], where: str) -> list[Any]:
         """As of the CPU's."""

@@ -29,6 +29,9 @@ class Exchange(Protocol):
     def check_donated(self, name: str, array: Any, others: Sequence[Any], /) -> None:
         """Raises InvalidArguments where writing to a donated input would destroy what is still read."""
 
+    def overlaps(self, array: Any, others: Iterable[Any], /) -> bool:
+        """Whether an array may share memory with one of others."""
+
     def check_out(
         self, name: str, array: Any, inputs: Sequence[Any], outs: Sequence[Any], /, *, over: Collection[int] = ()
     ) -> None:

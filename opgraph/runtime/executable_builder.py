@@ -102,7 +102,7 @@ def chained(
         names={t.id: t.label for part in partitions for t in part.output_ports},
         constants={t.id: t.data for t in graph.outputs if t.is_constant},
         donated=[(place, port_name(t), donate[t.id]) for place, t in enumerate(graph.inputs) if t.id in donate],
-        check_donated=exchange.check_donated,
+        exchange=exchange,
         plans=plans,
     )
 

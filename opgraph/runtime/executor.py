@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from opgraph.runtime.bounded_dict import Bounded
+from opgraph.runtime.exchange_protocol import Exchange
 from opgraph.runtime.io_binding import Looks, UnboundError
 from opgraph.runtime.prepared_calls import Frame, ShapeSet, key_of
 from opgraph.runtime.runner import Repeated, Runner
@@ -37,7 +38,7 @@ class Chain:
         names: of every value that a step makes, by id.
         constants: those that are outputs, by id.
         donated: position and name of each input that a result is written over, and that result's id.
-        check_donated: as `opgraph.runtime.array_exchange.check_donated`.
+        exchange: how arrays get in and out.
         plans: whether values between steps may lie in planned memory (on a CPU).
     """
 
@@ -51,7 +52,7 @@ class Chain:
         names: Mapping[int, str],
         constants: Mapping[int, Any],
         donated: Sequence[tuple[int, str, int]],
-        check_donated: Callable[..., None],
+        exchange: Exchange,
         plans: bool,
     ) -> None:
         self.steps = tuple(steps)
@@ -59,7 +60,7 @@ class Chain:
         self.names = names
         self._static, self._main = self.steps[:static], self.steps[static:]
         self._constants = dict(constants)
-        self._donated, self._check_donated = tuple(donated), check_donated
+        self._donated, self._exchange = tuple(donated), exchange
         self._sets: Bounded[Any, ShapeSet] = Bounded(MAX_SHAPE_SETS)
         self._plans = plans and not donated
 
@@ -147,16 +148,20 @@ class Chain:
         values: dict[int, Any] = {**self._constants, **static}
         values.update(zip(self.inputs, arrays))
         targets = {} if outs is None else dict(zip(self.outputs, outs))
+        taken: set[int] = set()  # donated inputs that the caller has an output written over
         for position, name, result in self._donated:
             if targets.get(result) is None:
-                self._check_donated(name, arrays[position], [a for i, a in enumerate(arrays) if i != position])
+                array, others = arrays[position], [a for i, a in enumerate(arrays) if i != position]
+                self._exchange.check_donated(name, array, others)
+                if self._exchange.overlaps(array, (t for t in targets.values() if t is not None)):
+                    taken.add(self.inputs[position])
         seen: dict[int, Looks | None] | None = None
         if known is not None and known.plan is None and known.is_fixed:
             seen = {i: _looks_of(v) for i, v in values.items()}
         for step in self.steps if known is None else self._main:
             wanted = [targets.get(i) for i in step.makes]
             for j, source in enumerate(step.donated):
-                if source is not None and wanted[j] is None:
+                if source is not None and wanted[j] is None and source not in taken:
                     wanted[j] = values[source]
             given = wanted if any(w is not None for w in wanted) else None
             made = step.run([values[i] for i in step.reads], given)

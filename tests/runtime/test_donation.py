@@ -206,6 +206,17 @@ def test_an_output_that_is_given_spares_the_donated_array() -> None:
     assert (x == 1).all() and (out == np.float32(np.e)).all()
 
 
+def test_an_output_given_in_the_donated_array_shares_it_with_no_other_result() -> None:
+    """`s` would lie over `k`: no output, and in the kernel that makes `b`."""
+    graph = og.parse(
+        "graph(x: f32[n], z: f32[n], k: f32[1]) -> (b)\n  e = Subtract(x, k)\n  s = SumTo(e, k)\n"
+        "  t = SumTo(z, s)\n  b = ReduceMin(e, axes=[0], keep_dims=true)"
+    )
+    x, k = np.arange(5, dtype=np.float32), np.array([1.5], np.float32)
+    og.compile(graph, donate=["k"])({"x": x, "z": x, "k": k}, out=k)
+    assert k == -1.5
+
+
 @pytest.mark.parametrize("way", ["donate", "out", "bind", "execute", "vjp"])
 def test_autograd_finds_out_that_a_kernel_wrote_to_what_it_kept(way: str) -> None:
     torch = pytest.importorskip("torch")

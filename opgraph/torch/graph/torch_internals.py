@@ -269,7 +269,8 @@ def has_constant_rows(value: Any) -> bool:
     """
     if not (isinstance(value, torch.Tensor) and value.is_nested and hasattr(value, "_ragged_idx")):
         return False
-    rows = value._values.shape[value._ragged_idx - 1]
+    nested: Any = value
+    rows = nested._values.shape[nested._ragged_idx - 1]
     return not isinstance(rows, torch.SymInt) or rows.node.maybe_as_int() is not None
 
 
