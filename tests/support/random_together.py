@@ -30,20 +30,23 @@ from opgraph.runtime.parallel import at_once
 
 #: What GCC inlines a function for at every level.
 _BY_FORCE = "__attribute__((always_inline))"
+#: What `zig c++` adds by itself at -O0 and kernels do not have; any clang has these flags.
+_AS_CLANG = ("-w", "-g0", "-fno-sanitize=undefined", "-fno-stack-protector")
 
 
 class Together:
-    """Runs tasks in turns, and compiles what they wait for at once, with the flags of `host.FLAGS`.
+    """Runs tasks in turns, and compiles what they wait for at once, with the flags of all kernels.
 
     Args:
         most: how many tasks are under way at a time.
+        clang: the command of a clang that compiles the text of GCC's kernels; empty: GCC does.
 
     Attributes:
         kernels, runs: how many kernels were compiled, in how many runs of the compiler.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, clang: Sequence[str] = ()) -> None:
+        self._most, self._clang = most, clang
         self._own = threading.local()
         self._loaded: dict[str, Any] = {}
         self._usual = cpu_compiler.load
@@ -118,7 +121,14 @@ class Together:
         with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
             text, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
             text.write_text(together(wanted.values()))
-            command = [*compiler.command, *flags, "-o", str(library), str(text), *compiler.libraries]
+            compiled = text
+            if self._clang:
+                compiled = text.with_suffix(".o")
+                own = [flag for flag in flags if flag not in (*cpu_compiler.GCC_FLAGS, "-shared")]
+                clang = [*self._clang, *own, *_AS_CLANG, "-c", "-o", str(compiled), str(text)]
+                if subprocess.run(clang, capture_output=True, check=False).returncode:
+                    return
+            command = [*compiler.command, *flags, "-o", str(library), str(compiled), *compiler.libraries]
             if subprocess.run(command, capture_output=True, check=False).returncode:
                 return
             found = ctypes.CDLL(str(library))
