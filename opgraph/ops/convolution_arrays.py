@@ -163,7 +163,7 @@ def torch_weights(t: Any, big: Any, small: Any, window: Window, groups: int) -> 
 
 
 def _torch_zeros(a: Any, b: Any, shape: Sequence[int]) -> Any:
-    """Zeros that autograd has made of two tensors, whatever these hold: of none of their elements."""
+    """Zeros that depend on two tensors for autograd, and on none of their elements: these may be infinite."""
     return a.flatten()[:0].sum() + b.flatten()[:0].sum() + a.new_zeros(shape)
 
 

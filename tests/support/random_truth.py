@@ -49,7 +49,7 @@ class Truth:
 
     `signed` says where it is a zero of a known sign. `unit` finds the same of the graph with its named units as single
     ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there, and so may
-    what follows from either: a cast, or the branch that a comparison takes.
+    what follows from either: a cast, or the branch that a comparison takes. None where no value of the graph is NaN.
     """
 
     name: str
@@ -89,8 +89,10 @@ def _of_either_form(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int)
 
     @cache
     def of_units() -> list[Truth]:
+        nan: list[bool] = []
+        evaluate(graph, copies, watch=lambda tensor, array: nan.append(bool((array != array).any())))
         units = named(graph)
-        return _truths(units, copies, seed) if units != graph else []
+        return _truths(units, copies, seed) if any(nan) and units != graph else []
 
     found = _truths(graph, feeds, seed)
     for place, truth in enumerate(found):

@@ -1,6 +1,6 @@
 """Faults of torch.compile, with any backend, that a graph of Dynamo shows: avoided before AOTAutograd sees the graph.
 
-All were found by `tests/accuracy/random_networks.py` with torch 2.13, where `backend="aot_eager"` has them too.
+Most were found by `tests/accuracy/random_networks.py` with torch 2.13, where `backend="aot_eager"` has them too.
 """
 
 from __future__ import annotations
