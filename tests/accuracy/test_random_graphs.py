@@ -382,3 +382,13 @@ def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
         assert problem(np.array([[first], [np.inf], [np.nan]]), truth) == ""
     assert problem(np.array([[-1e300], [1.0], [np.nan]]), truth)
     assert problem(np.array([[-1e300], [np.inf], [0.0]]), truth)
+
+
+def test_a_product_that_vanishes_may_meet_an_infinity() -> None:
+    """1e-310 twice and inf: NaN in torch, inf in NumPy; one of them alone does not vanish."""
+    x = np.array([[1e-310, np.inf, 1e-310], [1e-310, np.inf, -1.0], [2.0, -np.inf, 2.0]])
+    truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
+    for first in (np.nan, np.inf):
+        assert problem(np.array([[first], [-np.inf], [-np.inf]]), truth) == ""
+    assert problem(np.array([[np.inf], [np.nan], [-np.inf]]), truth)
+    assert problem(np.array([[np.inf], [-np.inf], [np.nan]]), truth)
