@@ -150,6 +150,12 @@ class _Sums:
         kept = tuple(1 if a in ones else d for a, d in enumerate(self.dims))
         return kept if self.rng.random() < 0.5 else kept[next((a for a, d in enumerate(kept) if d != 1), len(kept)) :]
 
+    def begin_with_part(self, axis: int) -> None:
+        """Has kernels read an input of size 1 along this axis first."""
+        part = self._input([1 if a == axis else d for a, d in enumerate(self.dims)])
+        self.whole.append(self.graph.add_op("Multiply", part, self.whole[-1]))
+        self.made.append(self.whole[-1])
+
     def step(self) -> None:
         rng, pick = self.rng, self.rng.choice
         kind = rng.random()
@@ -219,6 +225,8 @@ def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
     # Of sizes that are declared, how ops are put into kernels depends on them, too (reduction_analysis.py: CACHED).
     are_declared = rng.random() < 0.25
     grown = _Sums(rng, dtype, drawn() if are_declared else tuple(f"n{axis}" for axis in range(rank)), axes)
+    if rank > 1 and rng.random() < 0.25:
+        grown.begin_with_part(rng.choice(axes[0]))
     for _ in range(rng.choice((2, 3) if huge else (2, 4, 5, 6, 8, 10))):
         grown.step()
     graph, feeds = grown.ended(), []

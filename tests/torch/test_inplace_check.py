@@ -579,6 +579,16 @@ def test_what_is_no_function_is_refused() -> None:
         ogt.check_inplace(3, values())  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["nested", "sparse coo", "meta"])
+def test_tensors_whose_memory_cannot_be_watched_are_refused(kind: str) -> None:
+    rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    x = {"nested": rows, "sparse coo": torch.eye(3).to_sparse(), "meta": torch.ones(3, device="meta")}[kind]
+    with pytest.raises(ogt_error(), match=f"(?s)argument 1 is a {kind} tensor.*where:.*fix:"):
+        ogt.check_inplace(torch.add, torch.ones(1), x)
+    with pytest.raises(ogt_error(), match=f"(?s)argument 'other' is a {kind} tensor"):
+        ogt.check_inplace(torch.add, torch.ones(1), other=[x])
+
+
 def ogt_error() -> type[Exception]:
     from opgraph.errors import InvalidArguments
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,13 +39,14 @@ def check_inplace(
     Returns: what was found; `report.ok`, iteration over findings, and `print(report)`.
 
     Raises:
-        InvalidArguments: `fn` is not callable.
+        InvalidArguments: `fn` is not callable, or an argument is a nested, sparse or meta tensor.
         Whatever `fn` raises.
     """
     if not callable(fn):
         raise InvalidArguments(
             f"a {type(fn).__name__} is no function", where="check_inplace", fix="pass a function or a module"
         )
+    _check_watchable({**dict(enumerate(inputs)), **kwargs})
     with _state_kept(fn), torch.random.fork_rng(devices=[]), _as_written():
         seed = torch.initial_seed()
         try:
@@ -66,6 +67,21 @@ def check_inplace(
         *(findings.argument(name, o) for index, name, o in changed if index not in allowed),
     ]
     return InplaceReport(findings.distinct(found))
+
+
+def _check_watchable(arguments: Mapping[int | str, Any]) -> None:
+    """Refuses tensors that have no memory of their own: no overwrite of them would be found."""
+    for name, argument in arguments.items():
+        for tensor in tree_iter(argument):
+            if not isinstance(tensor, torch.Tensor) or (plain(tensor) and not tensor.is_nested):
+                continue
+            layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.").replace("_", " ")
+            kind = "meta" if tensor.is_meta else layout
+            raise InvalidArguments(
+                f"argument {name!r} is a {kind} tensor, whose memory cannot be watched",
+                where="check_inplace",
+                fix="pass a dense tensor, such as the values of a nested one, with numbers in it",
+            )
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
