@@ -384,11 +384,24 @@ def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
     assert problem(np.array([[-1e300], [np.inf], [0.0]]), truth)
 
 
-def test_a_product_that_vanishes_may_meet_an_infinity() -> None:
+def test_a_product_that_vanishes_in_part_may_meet_an_infinity() -> None:
     """1e-310 twice and inf: NaN in torch, inf in NumPy; one of them alone does not vanish."""
-    x = np.array([[1e-310, np.inf, 1e-310], [1e-310, np.inf, -1.0], [2.0, -np.inf, 2.0]])
-    truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
+    x = np.array([[1e-310, 1e-310, np.inf], [1e-310, np.inf, -1.0], [2.0, -np.inf, 2.0]])
+    for x in (x, x[:, [2, 0, 1]]):
+        truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
+        for first in (np.nan, np.inf):
+            assert problem(np.array([[first], [-np.inf], [-np.inf]]), truth) == ""
+        assert problem(np.array([[np.inf], [np.nan], [-np.inf]]), truth)
+        assert problem(np.array([[np.inf], [-np.inf], [np.nan]]), truth)
+
+
+def test_a_product_may_vanish_in_one_part_and_overflow_in_another() -> None:
+    """Rows of 1e-2 and 1e3: the product of columns is NaN, that of elements in their order is inf."""
+    x = np.stack([np.tile([1e-2, 1e3], 200), np.tile([1.0, 1e3], 200), np.tile([1e-2, 1.0], 200)])
+    truth = one_truth("graph(x: f64[3,400]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
     for first in (np.nan, np.inf):
-        assert problem(np.array([[first], [-np.inf], [-np.inf]]), truth) == ""
-    assert problem(np.array([[np.inf], [np.nan], [-np.inf]]), truth)
-    assert problem(np.array([[np.inf], [-np.inf], [np.nan]]), truth)
+        assert problem(np.array([[first], [np.inf], [0.0]]), truth) == ""
+    assert problem(np.array([[np.inf], [np.nan], [0.0]]), truth)
+    assert problem(np.array([[np.inf], [np.inf], [np.nan]]), truth)
+
+

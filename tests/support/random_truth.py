@@ -295,24 +295,25 @@ def _bounded(
 def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: list[str], made: np.ndarray) -> np.ndarray:
     """Products of finite numbers, as if no part of them overflowed or vanished: that is a matter of the order.
 
-    NaN where a part that vanishes may meet an infinity.
+    Where one part may overflow, or is infinite, and another may vanish, both NaN and a number may come out.
     """
     sum_of: Any = opdef.get("ReduceSum", where="").reference
+    limits = np.finfo(np.float64)
 
     def total(x: np.ndarray) -> np.ndarray:
         return np.asarray(sum_of(x, *given[1:], **part.attrs))
 
-    others = total((~np.isfinite(given[0])).astype(np.float64))
-    gone = ((made == 0) | ~np.isfinite(made)) & (others == 0)
-    infinite = np.isinf(made) & (others != 0)
-    if infinite.any():
-        smallest = total(np.minimum(np.log(np.abs(given[0])), 0))
-        made = np.where(infinite & (smallest < np.log(np.finfo(np.float64).smallest_subnormal)), np.nan, made)
-    if not gone.any():
+    logs = np.log(np.abs(given[0]))
+    vanishes = total(np.minimum(logs, 0)) < np.log(limits.smallest_subnormal)
+    overflows = total(np.maximum(logs, 0)) > np.log(limits.max)
+    finite = total((~np.isfinite(given[0])).astype(np.float64)) == 0
+    gone = ((made == 0) | ~np.isfinite(made)) & finite
+    either = vanishes & overflows
+    if not (gone | either).any():
         return made
     (signs,) = by_reference(part, record, [np.sign(given[0]), *given[1:]], working)
-    size = np.exp(total(np.log(np.abs(given[0]))))
-    return np.where(gone, np.where(signs == 0, 0.0, signs * size), made)
+    whole = np.where(finite & (signs == 0), 0.0, signs * np.exp(total(logs)))
+    return np.where(either & ~np.isnan(made), np.nan, np.where(gone | either, whole, made))
 
 
 def _by_torchs_rules(part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]) -> list[np.ndarray]:
