@@ -200,8 +200,8 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
 
     Norms and the like are taken as the smaller ops that they are spelled in, as kernels compute them. Operands of what
     adds elements up are moved once more: that is what the order of a sum does. Ops that only move or choose elements
-    make no errors. What is computed in 16 bits is moved for each reader, what chooses among it included: one in the
-    same kernel has it as it was before it was rounded. A TypeCast is rounded for all.
+    make no errors, nor do sums of few integers. What is computed in 16 bits is moved for each reader, what chooses
+    among it included: one in the same kernel has it as it was before it was rounded. A TypeCast is rounded for all.
     """
     loose: set[int] = set()
     values = {t.id: np.asarray(feeds[str(t.name)]) for t in graph.inputs}
@@ -214,7 +214,9 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
             part, own = step.op, step.record
             values.update((id, value) for id, value in step.numbers if id not in values)
             read = [errors.moved(values[t.id], t.dtype) if t.id in loose else values[t.id] for t in part.inputs]
-            given = [v if by is None else errors.moved(v, by) for by, v in zip(step.moved, read, strict=True)]
+            counts = part.kind in ("ReduceSum", "SumTo") and _adds_few_integers(read[0], part.outputs[0].dtype)
+            moved = [None] * len(read) if counts else step.moved
+            given = [v if by is None else errors.moved(v, by) for by, v in zip(moved, read, strict=True)]
             made = _bounded(part, own, given, step.working, by_reference(part, own, given, step.working))
             made = _by_torchs_rules(part, own, given, made) if COARSE else made
             for tensor, result in zip(part.outputs, made, strict=True):
@@ -222,12 +224,13 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
                     own.family == "shape"
                     or own.kind in _CHOOSE
                     or tensor.dtype not in dtypes.FLOATS
+                    or counts
                     or _chosen(result, given, part.attrs)
                 )
                 exact = chosen and not step.narrows
                 values[tensor.id] = result if exact else errors.moved(result, tensor.dtype, _least_error(own, tensor))
                 if tensor.dtype in ("f16", "bf16") and not step.narrows:
-                    loose |= {tensor.id} if not exact or any(t.id in loose for t in part.inputs) else set()
+                    loose |= {tensor.id} if not exact or any(t.id in loose for t in own.read_inputs(part)) else set()
     return [values[t.id] for t in graph.outputs]
 
 
@@ -354,6 +357,14 @@ def _narrows(op: Op) -> bool:
     dtype, made = op.inputs[0].dtype if op.inputs else "", op.outputs[0].dtype
     is_cast = op.kind == "TypeCast" and dtype in dtypes.FLOATS and made in dtypes.FLOATS
     return is_cast and epsilon(made) > epsilon(dtype)
+
+
+def _adds_few_integers(addends: np.ndarray, dtype: str) -> bool:
+    """Whether the sums of these numbers are exact in a dtype, in any order."""
+    if dtype not in dtypes.FLOATS:
+        return False
+    whole = np.abs(addends)
+    return bool(np.all(whole == np.floor(whole)) and whole.sum() <= 1 / epsilon(dtype))
 
 
 def _chosen(result: np.ndarray, given: list[np.ndarray], attrs: Attrs) -> bool:
