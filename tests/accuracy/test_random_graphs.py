@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -370,6 +371,18 @@ def test_what_is_read_for_its_shape_alone_makes_nothing_inexact() -> None:
     wanted = np.sin(1) * np.sin(2)
     assert problem(np.array([0, wanted, 0], np.float16), truth) == ""
     assert problem(np.array([0, 0, 0], np.float16), truth)
+
+
+def test_a_convolution_may_be_nan_where_torchs_own_is() -> None:
+    """In bf16, oneDNN's result beside an infinity may be NaN though no product of its sum is."""
+    torch = pytest.importorskip("torch")
+    x, w = np.ones((1, 3, 5), ml_dtypes.bfloat16), np.ones((4, 3, 3), ml_dtypes.bfloat16)
+    x[0, 2, 4] = np.inf
+    own = torch.nn.functional.conv1d(*(torch.from_numpy(a.astype(np.float32)).bfloat16() for a in (x, w))).float()
+    text = "Convolution(x, w, strides=[1], pads_begin=[0], pads_end=[0], dilations=[1])"
+    truth = one_truth(f"graph(x: bf16[1,5,3], w: bf16[3,3,4]) -> (y)\n  y = {text}", x=x.transpose(0, 2, 1), w=w.T)
+    assert problem(own.numpy().astype(x.dtype).transpose(0, 2, 1), truth) == ""
+    assert problem(np.full((1, 3, 4), np.nan, x.dtype), truth)
 
 
 def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows() -> None:

@@ -21,6 +21,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.ir.opdef import Attrs, OpDef
 from opgraph.partition.spelled import spelled_ops
+from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 from opgraph.runtime.reference import by_reference, evaluate
 from opgraph.transforms.units import named
 
@@ -218,6 +219,7 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
             moved = [None] * len(read) if counts else step.moved
             given = [v if by is None else errors.moved(v, by) for by, v in zip(moved, read, strict=True)]
             made = _bounded(part, own, given, step.working, by_reference(part, own, given, step.working))
+            made = _by_torchs_convolution(part, own, given, made)
             made = _by_torchs_rules(part, own, given, made) if COARSE else made
             for tensor, result in zip(part.outputs, made, strict=True):
                 chosen = (
@@ -317,6 +319,21 @@ def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: lis
     (signs,) = by_reference(part, record, [np.sign(given[0]), *given[1:]], working)
     whole = np.where(finite & (signs == 0), 0.0, signs * np.exp(total(logs)))
     return np.where(either & ~np.isnan(made), np.nan, np.where(gone | either, whole, made))
+
+
+def _by_torchs_convolution(
+    part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]
+) -> list[np.ndarray]:
+    """Results of a convolution, which torch computes; NaN where its own are.
+
+    A bf16 result beside an infinity may be NaN: oneDNN multiplies it by a zero of its padding.
+    """
+    infinite = any(g.dtype == np.float64 and np.isinf(g).any() for g in given)
+    if not infinite or record.family != "convolution" or record.torch is None:
+        return results
+    arrays = [torch.from_numpy(np.array(g)).to(TORCH_DTYPES[t.dtype]) for g, t in zip(given, part.inputs, strict=True)]
+    made = record.torch(torch, *arrays, **part.attrs)
+    return [np.where(np.isnan(made.double().numpy()), np.nan, r) for r in results]
 
 
 def _by_torchs_rules(part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]) -> list[np.ndarray]:
