@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("onnxruntime")
 
+import random_truth
 from random_graphs import CHECKS, problems
 from random_known import found_once
 from random_large import large_scenario
@@ -383,6 +384,19 @@ def test_a_convolution_may_be_nan_where_torchs_own_is() -> None:
     truth = one_truth(f"graph(x: bf16[1,5,3], w: bf16[3,3,4]) -> (y)\n  y = {text}", x=x.transpose(0, 2, 1), w=w.T)
     assert problem(own.numpy().astype(x.dtype).transpose(0, 2, 1), truth) == ""
     assert problem(np.full((1, 3, 4), np.nan, x.dtype), truth)
+
+
+def test_in_some_runs_all_readers_of_16_bits_have_what_is_stored() -> None:
+    """The derivative of a Clamp compares its result with its operand, which differ where each is rounded by itself."""
+    forward = og.parse("graph(x: f16[3]) -> (y)\n  z = Sin(x)\n  y = Clamp(z, min=-2.0, max=2.0)")
+    graph, x = og.gradient(forward, wrt=["x"]), np.array([1, 0.5, 2], np.float16)
+    ways = set()
+    for run in range(10):
+        errors = random_truth.Errors(0, run, 1.0, further=True)
+        (d_x,) = random_truth.perturbed(graph, {"x": x, "d_y": np.ones(3, np.float16)}, errors)
+        assert np.allclose(d_x, np.cos(x.astype(np.float64)), atol=0.01) != errors.apart
+        ways.add(errors.apart)
+    assert ways == {True, False}
 
 
 def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows() -> None:

@@ -177,10 +177,15 @@ class Errors:
         further: whether the run is one of those for a result that seems wrong. Then some f16 values are stored: of
             those below its normal numbers what is left is a multiple of the smallest one, or 0, for all elements alike.
             And an f64 may stay as it is: the mean of equal numbers is that number, or one beside it.
+
+    Attributes:
+        apart: whether each reader of a value in 16 bits has it with a rounding error of its own; in half of the further
+            runs all read what is stored, so that what a Clamp lets through equals its operand.
     """
 
     def __init__(self, seed: int, run: int, sign: float, *, further: bool = False) -> None:
         self._draw, self._sign, self._further = np.random.default_rng([seed, run]), sign, further
+        self.apart = not further or bool(self._draw.random() < 0.5)
 
     def moved(self, value: np.ndarray, dtype: str, least: float = 0.0) -> np.ndarray:
         """A value moved by half an epsilon to one: by less, some of many elements would seem exact in all runs.
@@ -231,7 +236,7 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
                 )
                 exact = chosen and not step.narrows
                 values[tensor.id] = result if exact else errors.moved(result, tensor.dtype, _least_error(own, tensor))
-                if tensor.dtype in ("f16", "bf16") and not step.narrows:
+                if errors.apart and tensor.dtype in ("f16", "bf16") and not step.narrows:
                     loose |= {tensor.id} if not exact or any(t.id in loose for t in own.read_inputs(part)) else set()
     return [values[t.id] for t in graph.outputs]
 
