@@ -431,6 +431,15 @@ def test_a_product_that_vanishes_in_part_may_meet_an_infinity() -> None:
         assert problem(np.array([[np.inf], [-np.inf], [np.nan]]), truth)
 
 
+def test_a_product_may_vanish_or_lose_digits_on_the_way() -> None:
+    """A row that ends in 1e200 after 1e-200 twice is 1e-200, or 0; after 1e-160 and 1e-155, 7 digits may be left."""
+    x = np.array([[1e200, 1e-200, 1e-200], [1e100, 1e-160, 1e-155], [1e100, 1e-150, 1e-150]])
+    truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
+    for first, second in ((0.0, 1.0000001e-215), (1e-200, 1e-215)):
+        assert problem(np.array([[first], [second], [1e-200]]), truth) == ""
+    assert problem(np.array([[0.0], [1e-215], [1.0000001e-200]]), truth)
+
+
 def test_a_product_may_vanish_in_one_part_and_overflow_in_another() -> None:
     """Rows of 1e-2 and 1e3: the product of columns is NaN, that of elements in their order is inf."""
     x = np.stack([np.tile([1e-2, 1e3], 200), np.tile([1.0, 1e3], 200), np.tile([1e-2, 1.0], 200)])

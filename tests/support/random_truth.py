@@ -303,9 +303,10 @@ def _bounded(
 
 
 def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: list[str], made: np.ndarray) -> np.ndarray:
-    """Products of finite numbers, as if no part of them overflowed or vanished: that is a matter of the order.
+    """Products, which the order decides where one part of them may overflow, vanish, or lose digits on the way to that.
 
-    Where one part may overflow, or is infinite, and another may vanish, both NaN and a number may come out.
+    Both NaN and a number may come out where one part overflows, or is infinite, and another vanishes. There a number is
+    returned for NaN and NaN for a number.
     """
     sum_of: Any = opdef.get("ReduceSum", where="").reference
     limits = np.finfo(np.float64)
@@ -314,16 +315,15 @@ def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: lis
         return np.asarray(sum_of(x, *given[1:], **part.attrs))
 
     logs = np.log(np.abs(given[0]))
-    vanishes = total(np.minimum(logs, 0)) < np.log(limits.smallest_subnormal)
-    overflows = total(np.maximum(logs, 0)) > np.log(limits.max)
-    finite = total((~np.isfinite(given[0])).astype(np.float64)) == 0
-    gone = ((made == 0) | ~np.isfinite(made)) & finite
-    either = vanishes & overflows
-    if not (gone | either).any():
-        return made
+    smallest, largest = total(np.minimum(logs, 0)), total(np.maximum(logs, 0))
+    overflows = largest > np.log(limits.max)
+    meet = overflows & (smallest < np.log(limits.smallest_subnormal))
     (signs,) = by_reference(part, record, [np.sign(given[0]), *given[1:]], working)
-    whole = np.where(finite & (signs == 0), 0.0, signs * np.exp(total(logs)))
-    return np.where(either & ~np.isnan(made), np.nan, np.where(gone | either, whole, made))
+    is_zero = (signs == 0) & (total(np.isinf(given[0]).astype(np.float64)) == 0)
+    whole = np.where(is_zero, 0.0, signs * np.exp(total(logs)))
+    on_the_way = np.isfinite(whole) & (overflows | (whole != 0) & (smallest < np.log(limits.smallest_normal)))
+    either = meet | on_the_way
+    return np.where(either & np.isnan(made), whole, np.where(either, np.nan, made))
 
 
 def _by_torchs_convolution(
