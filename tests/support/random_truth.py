@@ -294,7 +294,7 @@ def _bounded(
         for t, r in zip(part.outputs, results, strict=True)
     ]
     adds = record.family in ("reduction", "sum", "linear", "convolution") and len(found) == 1
-    largest = max((float(np.nanmax(np.abs(g), initial=0)) for g in given if g.dtype == np.float64), default=0.0)
+    largest = max((float(np.abs(g[~np.isnan(g)]).max(initial=0)) for g in given if g.dtype == np.float64), default=0.0)
     if adds and part.outputs[0].dtype in ("f32", "bf16", "f16") and largest * max(g.size for g in given) ** 2 > near:
         sums = by_reference(part, record, [np.abs(g) if g.dtype == np.float64 else g for g in given], working)[0]
         count = given[0].size // max(found[0].size, 1) if part.kind == "ReduceMean" else 1
