@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def check_inplace(
         raise InvalidArguments(
             f"a {type(fn).__name__} is no function", where="check_inplace", fix="pass a function or a module"
         )
-    _check_watchable({**dict(enumerate(inputs)), **kwargs})
+    _check_watchable([*enumerate(inputs), *kwargs.items()])
     with _state_kept(fn), torch.random.fork_rng(devices=[]), _as_written():
         seed = torch.initial_seed()
         try:
@@ -69,9 +69,9 @@ def check_inplace(
     return InplaceReport(findings.distinct(found))
 
 
-def _check_watchable(arguments: Mapping[int | str, Any]) -> None:
+def _check_watchable(arguments: Iterable[tuple[int | str, Any]]) -> None:
     """Refuses tensors that have no memory of their own: no overwrite of them would be found."""
-    for name, argument in arguments.items():
+    for name, argument in arguments:
         for tensor in tree_iter(argument):
             if not isinstance(tensor, torch.Tensor) or (plain(tensor) and not tensor.is_nested):
                 continue
