@@ -399,6 +399,24 @@ def test_in_some_runs_all_readers_of_16_bits_have_what_is_stored() -> None:
     assert ways == {True, False}
 
 
+def test_a_comparison_may_follow_from_a_sum_that_does_not_overflow() -> None:
+    """The sum of 3e38 twice may be inf in f32, and the square is: the kernel compares 0 with it, f64 4 with 4."""
+    text = """graph(x: f32[66]) -> (y)
+  m = ReduceMean(x, axes=[0], keep_dims=true)
+  d = Subtract(x, m)
+  s = Square(d)
+  v = ReduceMean(s, axes=[0], keep_dims=true)
+  r = Rsqrt(v)
+  z = Multiply(d, r)
+  a = Clamp(z, min=-4.0, max=4.0)
+  b = Clamp(v, min=-4.0, max=4.0)
+  y = Less(a, b)"""
+    x = np.zeros(66, np.float32)
+    x[[5, 40]] = 3e38
+    truth = one_truth(text, x=x)
+    assert not truth.value[5] and problem(np.ones(66, bool), truth) == ""
+
+
 def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows() -> None:
     """1e100 four times and then 0: NaN, or 0 where the zero comes first."""
     x = np.array([[1e100, 1e100, 1e100, 1e100, 0.0], [1.0, 2.0, 3.0, 4.0, 0.0], [1e-100, 1e-200, 1e100, 1e100, 1e100]])
