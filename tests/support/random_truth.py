@@ -106,26 +106,30 @@ def _truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int) -> list
     others = [listed(evaluate(graph, feeds, dtype=None))]
     others += [perturbed(graph, feeds, Errors(seed, run, sign)) for run in range(RUNS) for sign in (1.0, -1.0)]
     names = [str(t.name) if t.name else f"t{t.id}" for t in graph.outputs]
+    more = cache(partial(_further_bounds, graph, {name: array.copy() for name, array in feeds.items()}, seed, exact))
     # Sums begin with a zero of their own; torch's ops and libraries have rules of theirs.
-    more = cache(partial(_more, graph, {name: array.copy() for name, array in feeds.items()}, seed))
-
-    def again(place: int, value: np.ndarray, turn: int) -> np.ndarray:
-        return _bound(value, [other[place] for other in more(turn)], graph.outputs[place].dtype)
-
     signs = not COARSE and all(opdef.get(op.kind, where="").is_pointwise for op in graph.ops)
     found = []
     for place, tensor in enumerate(graph.outputs):
         value, near = exact[place], [o[place] for o in others]
         signed = _signed(value, near) if signs and tensor.dtype in dtypes.FLOATS else np.zeros(value.shape, bool)
         bound = _bound(value, near, tensor.dtype)
-        found.append(Truth(names[place], tensor.dtype, value, bound, signed, further=partial(again, place, value)))
+        found.append(Truth(names[place], tensor.dtype, value, bound, signed))
+        found[place].further = lambda turn, place=place: more(turn)[place]
     return found
 
 
-def _more(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int, turn: int) -> list[list[np.ndarray]]:
-    """The outputs with further errors, others in each turn."""
+def _further_bounds(
+    graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int, exact: list[np.ndarray], turn: int
+) -> list[np.ndarray]:
+    """The bounds of every output by further errors, others in each turn."""
     first = RUNS + turn * MORE_RUNS
-    return [perturbed(graph, feeds, Errors(seed, first + run, 1.0, further=True)) for run in range(MORE_RUNS)]
+    bounds = [np.zeros(value.shape) for value in exact]
+    for run in range(first, first + MORE_RUNS):
+        made = perturbed(graph, feeds, Errors(seed, run, 1.0, further=True))
+        for place, tensor in enumerate(graph.outputs):
+            bounds[place] = np.maximum(bounds[place], _bound(exact[place], [made[place]], tensor.dtype))
+    return bounds
 
 
 def _signed(value: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
