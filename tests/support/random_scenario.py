@@ -10,6 +10,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -332,10 +333,20 @@ def axes_scenario(seed: int) -> Scenario:
 
 
 def largest_value(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> int:
-    """The elements of the largest value, as far as its sizes are declared: [n] and [n,1] meet as [n,n]."""
+    """The elements of the largest value: [n] and [n,1] meet as [n,n].
+
+    Where its sizes are not declared, it is taken to be as large along each axis as the largest operand is.
+    """
     sizes = {d: size for t in graph.inputs for d, size in zip(t.dims or (), feeds[str(t.name)].shape, strict=False)}
-    dims = [t.dims or () for t in (*graph.inputs, *(t for op in graph.ops for t in op.outputs))]
-    return max((math.prod(d if isinstance(d, int) else sizes.get(d, 1) for d in each) for each in dims), default=0)
+    shapes = {t.id: feeds[str(t.name)].shape for t in graph.inputs}
+    for op in graph.ops:
+        read = [shapes[t.id] for t in op.inputs if t.id in shapes]
+        together = [max(axis) for axis in zip_longest(*(shape[::-1] for shape in read), fillvalue=1)][::-1]
+        for tensor in op.outputs:
+            declared = tensor.dims is not None and None not in tensor.dims
+            dims = tensor.dims if declared else together
+            shapes[tensor.id] = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in dims)
+    return max(map(math.prod, shapes.values()), default=0)
 
 
 def _other_sizes(rng: random.Random, dims: Sequence[int | str]) -> dict[str, int]:
