@@ -213,7 +213,9 @@ def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
     rank = rng.choice((1, 2, 2, 2, 3, 3, 4, 5))
     axes = [_some_axes(rng, rank) for _ in range(rng.choice((1, 1, 2)))]
     groups = rank > 2 and rng.random() < 0.5
+    apart = rng.random() < 0.5  # whether an operand lacks an axis of rows between two that it has, or any
     if groups:  # the axes of a group norm with the channels last
+        rank = 5 if apart else rank
         axes = [tuple(a for a in range(1, rank) if a != rank - 2)]
 
     def drawn() -> tuple[int, ...]:
@@ -225,8 +227,8 @@ def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
     # Of sizes that are declared, how ops are put into kernels depends on them, too (reduction_analysis.py: CACHED).
     are_declared = rng.random() < 0.25
     grown = _Sums(rng, dtype, drawn() if are_declared else tuple(f"n{axis}" for axis in range(rank)), axes)
-    if rank > 1 and rng.random() < 0.25:
-        grown.begin_with_part(rng.choice(axes[0]))
+    if apart and rank > 1:
+        grown.begin_with_part(2 if groups else rng.choice(axes[0]))
     for _ in range(rng.choice((2, 3) if huge else (2, 4, 5, 6, 8, 10))):
         grown.step()
     graph, feeds = grown.ended(), []
