@@ -343,13 +343,15 @@ def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: lis
 def _by_torchs_convolution(
     part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """Results of a convolution, which torch computes; NaN where its own are.
+    """Results of a convolution; of a bf16 one that reads an infinity NaN where torch's own are.
 
-    A bf16 result beside an infinity may be NaN: oneDNN multiplies it by a zero of its padding.
+    oneDNN multiplies an infinity beside a window by zeros. Others, those of no elements among them, are not asked for:
+    their form in torch is opgraph's.
     """
     infinite = any(g.dtype == np.float64 and np.isinf(g).any() for g in given)
-    if not infinite or record.family != "convolution" or record.torch is None:
+    if not infinite or part.kind != "Convolution" or part.outputs[0].dtype != "bf16" or not all(g.size for g in given):
         return results
+    assert record.torch is not None
     arrays = [torch.from_numpy(np.array(g)).to(TORCH_DTYPES[t.dtype]) for g, t in zip(given, part.inputs, strict=True)]
     made = record.torch(torch, *arrays, **part.attrs)
     return [np.where(np.isnan(made.double().numpy()), np.nan, r) for r in results]
