@@ -245,7 +245,7 @@ CLAMP = pointwise(
             "Select(And(GreaterEqual(src, low), LessOrEqual(src, high)), d, 0)"
             if {"low", "high"} <= set(given)
             else "Select(Equal(dst, src), d, 0)"
-            if attrs.get("min", 0) <= attrs.get("max", math.inf)
+            if attrs.get("min", -math.inf) <= attrs.get("max", math.inf)
             else "0"
         ),
         # Bounds that meet, as in torch: what lies below is high's, and high's alone what lies above.

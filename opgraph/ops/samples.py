@@ -34,8 +34,8 @@ def dtypes_of(record: OpDef) -> tuple[str, ...]:
 def forms(record: OpDef, dtype: str) -> list[tuple[tuple[Port, ...], dict[str, AttrValue]]]:
     """Ways to call the op on inputs of a dtype: which inputs are given, and attributes.
 
-    What is optional comes once as attributes, once as inputs; then each attribute takes values other than its default.
-    Forms that the record's own check refuses are left out.
+    What is optional comes once as attributes, once as inputs; then each attribute takes values other than its default,
+    and each optional one is alone, negative. Forms that the record's own check refuses are left out.
     """
     required = tuple(p for p in record.inputs if not p.optional)
     attrs = record.example_attrs()
@@ -45,8 +45,13 @@ def forms(record: OpDef, dtype: str) -> list[tuple[tuple[Port, ...], dict[str, A
     if len(required) < len(record.inputs):
         found.append((record.inputs, record.default_attrs()))
     for attr in record.attrs:
-        others: Sequence[AttrValue] = {"f32": (0.75, 2.5), "bool": (not attr.default,), "s64": (1,)}.get(attr.type, ())
+        others: Sequence[AttrValue] = {"f32": (0.75, 2.5, -1.5), "bool": (not attr.default,), "s64": (1,)}.get(
+            attr.type, ()
+        )
         found += [(required, {**attrs, attr.name: v}) for v in (*others, *attr.choices) if v != attrs[attr.name]]
+    if len(optional) > 1:
+        rest = {name: value for name, value in attrs.items() if name not in optional}
+        found += [(required, {**rest, name: -1.5}) for name in optional]
     return [(ports, chosen) for ports, chosen in found if _accepted(record, ports, chosen, dtype)]
 
 
