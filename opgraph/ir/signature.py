@@ -175,6 +175,7 @@ class TorchCall:
         widens: whether, for these values of the parameters, f16 and bf16 are cast to f32 and the result back: torch's
             derivative is not by the rounded result, from which that of the ops here follows.
         rounds_numbers: torch's CPU kernels round a number that meets f16 or bf16 to these; elsewhere it is an f32.
+        finite: parameters that are finite numbers, or not given; what it means for others opgraph does not compute.
     """
 
     signature: str
@@ -183,3 +184,4 @@ class TorchCall:
     keeps_integers: bool = False
     widens: Callable[[Mapping[str, Any]], bool] = lambda values: False
     rounds_numbers: bool = False
+    finite: tuple[str, ...] = ()

@@ -143,6 +143,7 @@ SOFT_PLUS = pointwise(
                 else f"Select({_BEYOND}, input, SoftPlus(input, beta=$beta))"
             ),
             f"Select({_BEYOND}, input, Divide(SoftPlus(Multiply(input, $beta)), $beta))",
+            finite=("beta", "threshold"),
         ),
     ),
     source="oneDNN Graph SoftPlus",

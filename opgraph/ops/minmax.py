@@ -76,8 +76,10 @@ def _torch_hardtanh(p: Attrs) -> str:
     """torch.nn.functional.hardtanh: 16-bit values are compared with the bounds as they were given.
 
     A bound that the dtype lacks would be rounded among its values. Its next value on the side that is compared with it
-    stands for it there.
+    stands for it there. A bound that is NaN makes NaN of everything: no form is compared with it.
     """
+    if math.isnan(p["min_val"]) or math.isnan(p["max_val"]):
+        return ""
     form = between("input", "$min_val", "$max_val", nan_counts=True)
     if p["dtype"] not in ("bf16", "f16"):
         return form

@@ -503,3 +503,47 @@ def test_logit_rounds_neither_its_ends_nor_its_quotient(
         warnings.simplefilter("ignore")
         found = fuse(lambda x: torch.logit(x, eps=eps))(x)
     assert ulps_off(found, torch.logit(x.double(), eps=eps), dtype) <= 0.51
+
+
+#: Calls with a number for which torch's kernels have rules of their own where it is not finite.
+WITH_NUMBERS = {
+    "elu": torch.nn.functional.elu,
+    "celu": torch.nn.functional.celu,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "hardtanh": lambda x, number: torch.nn.functional.hardtanh(x, number, 2.0),
+    "hardshrink": torch.nn.functional.hardshrink,
+    "threshold": lambda x, number: torch.nn.functional.threshold(x, number, 0.0),
+    "softplus": torch.nn.functional.softplus,
+    "logit": torch.logit,
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_numbers_that_are_not_finite_are_refused_where_torch_has_rules_for_them(name: str) -> None:
+    with pytest.raises(Unimplemented, match=name):
+        traced(lambda x: WITH_NUMBERS[name](x, math.nan), torch.rand(3))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_in_captured_graphs_torch_computes_with_numbers_that_are_not_finite(name: str, number: float) -> None:
+    if (name, number) == ("hardtanh", math.inf):
+        number = -number  # torch refuses bounds out of order
+
+    def function(x):
+        return WITH_NUMBERS[name](x + 0, number), x.sum()
+
+    x = torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, -3.0, 30.0, math.inf, -math.inf]).repeat(4).requires_grad_()
+    got, expected = (call(x)[0] for call in (torch.compile(function, backend="opgraph"), function))
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    if name == "hardshrink" and math.isnan(number):
+        return  # torch's vectors and what is left beyond them differ
+    gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (got, expected)]
+    torch.testing.assert_close(*gradients, equal_nan=True)
+
+
+@pytest.mark.parametrize("where", [0.0, 1.0])
+def test_the_gradient_of_logit_is_infinite_at_its_ends(where: float) -> None:
+    x = torch.full((3,), where, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fuse(lambda x: torch.logit(x, eps=0.0))(x).sum(), x)
+    assert torch.equal(gradient, torch.full((3,), math.inf))

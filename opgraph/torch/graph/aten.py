@@ -199,7 +199,8 @@ def _pointwise(op: Any) -> calls.Found | None:
 
 
 def _bound(node: Node) -> dict[str, Any] | None:
-    """The arguments of a pointwise node by the names of the torch function; None where it is another overload."""
+    """The arguments of a pointwise node by the names of the torch function; None where it is another overload, or has
+    numbers that opgraph does not take."""
     found = _pointwise(packet(node))
     schema = node.target._schema  # type: ignore[union-attr]
     if found is None or schema.is_mutable:
@@ -217,7 +218,7 @@ def _bound(node: Node) -> dict[str, Any] | None:
     for name, default in found.parameters:
         if bound.setdefault(name, default) is calls.REQUIRED:
             return None
-    return bound
+    return bound if found.takes(bound) else None
 
 
 def _has_number_from_sizes(node: Node) -> bool:

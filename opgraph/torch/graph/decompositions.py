@@ -75,7 +75,20 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten.logit_backward.default] = _logit_backward
     table[aten.threshold_backward.default] = _threshold_backward
     table[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
+    table |= {op: _with_numbers(table[op], math.isfinite) for op in (aten.celu.default, aten.elu.default)}
+    for op in (aten.hardtanh_backward.default, aten.logit_backward.default):
+        table[op] = _with_numbers(table[op], lambda number: not math.isnan(number))
     return table
+
+
+def _with_numbers(decomposed: Callable[..., Any], fits: Callable[[float], bool]) -> Callable[..., Any]:
+    """A decomposition for numbers that fit alone: of others torch's kernel makes something else."""
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
+        return decomposed(*args, **kwargs) if all(map(fits, numbers)) else NotImplemented
+
+    return chosen
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:

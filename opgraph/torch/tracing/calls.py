@@ -69,21 +69,18 @@ def _larger(p: Mapping[str, Any], sign: str, kind: str) -> str:
 
 
 def _logit(p: Mapping[str, Any]) -> str:
+    quotient, inside = "Log(Divide(input, Subtract(1, input)))", "And(Greater(input, 0), Less(input, 1))"
+    # At 0 and 1 with an infinite derivative, that of one logarithm.
+    ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
     if p["eps"] is not None and p["eps"] >= 0:
         low, high = p["eps"], 1 - p["eps"]
         # What the ends are rounded to is compared with, and has a whole gradient, as torch has it: but for a 1.
         end = torch.tensor(high, dtype=TORCH_DTYPES[p["dtype"]])
         above = "GreaterEqual" if low and end == 1 else "Greater"
-        inner = "Log(Divide(input, Subtract(1, input)))"
+        inner = f"Select({inside}, {quotient}, {ends})" if low == 0 else quotient
         return f"Select(Less(input, $eps), {_at(low)}, Select({above}(input, {high!r}), {_at(high)}, {inner}))"
-    # At 0 and 1 with an infinite derivative, that of one logarithm; outside with none.
-    ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
-    inner = "And(Greater(input, 0), Less(input, 1))"
-    outside = "Multiply(input, Log(-1))"
-    return (
-        f"Select({inner}, Log(Divide(input, Subtract(1, input))), "
-        f"Select(Or(Equal(input, 0), Equal(input, 1)), {ends}, {outside}))"
-    )
+    outside = "Multiply(input, Log(-1))"  # with no derivative
+    return f"Select({inside}, {quotient}, Select(Or(Equal(input, 0), Equal(input, 1)), {ends}, {outside}))"
 
 
 def _at(x: float) -> str:
@@ -135,7 +132,7 @@ COMPOSITIONS = (
         "Select(Less(input, 0), -1e999, Select(Equal(input, 0), Sqrt(Subtract(input, StopGradient(input))), "
         "Select(Equal(input, 1e999), Neg(Square(input)), Neg(Multiply(input, Log(input))))))",
     ),
-    TorchCall("logit(input, eps=None)", _logit),
+    TorchCall("logit(input, eps=None)", _logit, finite=("eps",)),
     # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.
     TorchCall(
         "xlogy(input, other)",
@@ -226,8 +223,14 @@ class Found:
             name, f"only {self.call.signature} is pointwise", "call it so, or outside of the fused function"
         )
 
+    def takes(self, values: Mapping[str, Any]) -> bool:
+        """Whether opgraph computes it for these numbers: some must be finite."""
+        return all(values[name] is None or math.isfinite(values[name]) for name in self.call.finite)
+
     def form(self, values: dict[str, Any], dtype: str, exact: bool) -> str:
         """What it means for these values; "" where opgraph has nothing."""
+        if not self.takes(values):
+            return ""
         if self.call.keeps_integers and dtype not in ("f64", "f32", "bf16", "f16"):
             return f"Identity({self.parameters[0][0]})"
         form = self.call.exact if exact and self.call.exact is not None else self.call.form
