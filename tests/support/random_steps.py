@@ -17,6 +17,8 @@ from opgraph.ir.opdef import OpDef, all_ops
 from opgraph.ops import samples
 
 _COMPARISONS = ("Less", "Greater", "LessOrEqual", "GreaterEqual", "Equal", "NotEqual")
+#: What an attribute may be in place of what the samples of an op have.
+_NUMBERS = (-20.0, -2.5, -1.0, -0.3, -1e-3, 1e-3, 0.1, 0.5, 1.0, 3.0, 20.0)
 _NORMS = ("SoftMax", "SoftMax", "LogSoftmax", "LayerNorm", "RMSNorm", "SoftMaxBackward", "LogSoftmaxBackward")
 
 
@@ -57,6 +59,9 @@ def _any_pointwise(grown: Growing) -> None:
     if not forms:
         return
     ports, attrs = rng.choice(forms)
+    if rng.random() < 0.3:
+        moved = [name for name, value in attrs.items() if isinstance(value, float) and rng.random() < 0.7]
+        attrs = {**attrs, **{name: rng.choice(_NUMBERS) for name in moved}}
     given: list[LogicalTensor] = []
     for index, port in enumerate(ports):
         low, high = record.domain[index] if len(record.domain) > 1 else record.domain[0]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
+import warnings
 from importlib.metadata import entry_points
 
 import pytest
@@ -142,6 +144,30 @@ def test_methods_of_tensors_that_are_values_are_guarded_on():
     x = torch.tensor([-1.5, 1.5])
     for method in (torch.Tensor.ceil, torch.Tensor.floor):
         torch.testing.assert_close(torch.compile(calling(method), backend=backend)(x), calling(method)(x))
+
+
+class LayerDrop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.b(self.a(x) * random.uniform(0.5, 2))
+        return x if random.uniform(0, 1) < 0.4 else torch.tanh(x) + random.randint(0, 9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_of_pythons_random_are_those_of_each_call(dtype):
+    torch.manual_seed(0)
+    model, x = LayerDrop().to(dtype), torch.randn(5, 6, dtype=dtype)
+    compiled, found = torch.compile(model, backend="opgraph"), {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "a graph of f64 tensors")
+        for function in (compiled, model):
+            random.seed(4)
+            found[function] = [(function(x), gradients(model, function, x)) for _ in range(8)]
+    for got, expected in zip(found[compiled], found[model], strict=True):
+        torch.testing.assert_close(got, expected)
 
 
 def test_an_unknown_option_is_refused():

@@ -43,6 +43,7 @@ from opgraph.torch.graph.known_faults import (
     lost_write,
     remove_idle_dropout,
     with_own_results,
+    with_random_numbers,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
@@ -156,13 +157,20 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 stacklevel=users_level(),
             )
             return _unfused(graph)
+        inputs = with_random_numbers(graph, example_inputs)
+        if inputs is None:
+            warnings.warn(
+                "a graph of f64 tensors and of numbers of Python's `random` runs unfused: torch.compile rounds them",
+                stacklevel=users_level(),
+            )
+            return _unfused(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
             return with_own_results(
                 graph,
                 lambda: _as_written_with_tangents(
                     graph,
-                    compile_parts(graph, example_inputs, lambda part, args: compile_one(part, args, next(number))),
+                    compile_parts(graph, inputs, lambda part, args: compile_one(part, args, next(number))),
                 ),
             )
 

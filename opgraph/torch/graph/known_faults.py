@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.parameter_branches import draws_random_numbers, written_arguments
-from opgraph.torch.graph.torch_internals import MEMORY, has_constant_rows, hint, memory_of
+from opgraph.torch.graph.torch_internals import MEMORY, has_constant_rows, hint, is_random_number, memory_of
 
 #: Methods that give a tensor another shape in place.
 _TURNS = frozenset(
@@ -173,6 +173,29 @@ def correct_native_dropout(graph: GraphModule) -> None:
                 drawn = graph.graph.call_function(torch.bernoulli, (given["input"], 0.0))
             drawn.meta["example_value"] = torch.empty_like(x)
             graph.recompile()
+
+
+def with_random_numbers(graph: GraphModule, example_inputs: Sequence[Any]) -> Sequence[Any] | None:
+    """The inputs, with an example in f64 of each number of Python's `random`; None where no graph computes with them.
+
+    Dynamo traces such a number as f32, and gives each call one in f64: what reads memory for an f32 would read half of
+    it. The graph converts it to what was traced. Where a tensor is f64, that would lose digits.
+    """
+    inputs = graph.graph.find_nodes(op="placeholder")
+    drawn = [n for n in inputs if is_random_number(n) and n.meta["example_value"].dtype is torch.float32]
+    if not drawn:
+        return example_inputs
+    values = [n.meta.get("example_value") for n in graph.graph.nodes]
+    if any(isinstance(v, torch.Tensor) and v.dtype is torch.float64 for v in values):
+        return None
+    for node in drawn:
+        with graph.graph.inserting_before(inputs[-1].next):
+            rounded = graph.graph.call_method("float", (node,))
+        rounded.meta["example_value"] = node.meta["example_value"]
+        node.replace_all_uses_with(rounded, lambda user, rounded=rounded: user is not rounded)
+        node.meta["example_value"] = node.meta["example_value"].double()
+    graph.recompile()
+    return [given.double() if n in drawn else given for n, given in zip(inputs, example_inputs, strict=True)]
 
 
 def copy_overlapping_results(graph: GraphModule) -> None:

@@ -535,6 +535,13 @@ def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
     return (tensor, name) if is_parameter and type(tensor) in (torch.Tensor, torch.nn.Parameter) else None
 
 
+def is_random_number(placeholder: torch.fx.Node) -> bool:
+    """Whether an input of Dynamo's graph is a number of Python's `random`, which Dynamo draws before each call."""
+    from torch._dynamo.source import RandomValueSource
+
+    return isinstance(getattr(placeholder.meta.get("grapharg"), "source", None), RandomValueSource)
+
+
 #: In a node's `meta`: a tensor that has the memory of the node's value, where its example has another one.
 MEMORY = "opgraph_memory"
 
