@@ -105,6 +105,28 @@ def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucke
     torch.testing.assert_close(*found)
 
 
+def test_data_parallel_models_of_several_buckets(tmp_path, monkeypatch):
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch was built without gloo")
+    monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 4096)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found, captured = [], []
+        for model in plain_and_fused(nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(32, 32), nn.SiLU())])):
+            parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.004)
+            with observed(captured.append):
+                for _ in range(2):
+                    y = parallel(torch.linspace(-2, 2, 64).view(2, 32))
+                    y.square().sum().backward()
+            found.append([y, *(p.grad for p in model.parameters())])
+            del parallel  # as above
+    finally:
+        dist.destroy_process_group()
+    assert len(captured) > 1
+    torch.testing.assert_close(*found)
+
+
 class Queue(nn.Module):
     """Contrastive learning: keys of earlier batches, which a step multiplies with and then replaces."""
 
