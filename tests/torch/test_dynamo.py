@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.nn.attention.flex_attention import flex_attention  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.torch.dynamo import backend  # noqa: E402
@@ -209,3 +210,28 @@ torch.testing.assert_close(x.grad, 2 * x.detach().exp())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_regions_that_are_compiled_once():
+    @torch.compiler.nested_compile_region
+    def region(x):
+        return torch.sin(x) * torch.sigmoid(x)
+
+    def function(x):
+        return region(region(x)) + region(x * 2)
+
+    x = torch.linspace(-2, 2, 48).view(6, 8).requires_grad_()
+    found = [call(x) for call in (torch.compile(function, backend="opgraph"), function)]
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in found])
+
+
+def test_attention_with_a_score_of_its_own():
+    def function(x):
+        score = lambda value, *place: value * torch.sigmoid(value)  # noqa: E731
+        return flex_attention(x, x, x, score_mod=score) * 2
+
+    x = torch.linspace(-2, 2, 2 * 2 * 16 * 8).view(2, 2, 16, 8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        torch.testing.assert_close(torch.compile(function, backend="opgraph")(x), function(x))

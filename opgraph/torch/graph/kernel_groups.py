@@ -105,9 +105,14 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
             break
         rows -= mixed
     move_slices_up(graph, computed, levels)
-    levels = _levels(graph, computed, rows, _waits(graph))
-    _sink(graph, computed, levels)
-    _postpone(graph, computed, levels)
+    waits = _waits(graph)
+    levels = _levels(graph, computed, rows, waits)
+    waiting: dict[Node, list[Node]] = {}
+    for node, earlier in waits.items():
+        for before in earlier:
+            waiting.setdefault(before, []).append(node)
+    _sink(graph, computed, levels, waiting)
+    _postpone(graph, computed, levels, waiting)
     duplicate(graph, computed, levels)
     found = _groups(graph, computed, levels)
     return _ordered(graph, found, _waits(graph), gather_kernels)
@@ -211,14 +216,18 @@ def _of_other_rows(groups: Mapping[Node, Group], rows: AbstractSet[Node]) -> set
     return {n for n in rows if len(kinds[id(groups[n])]) > 1 and not _is_last(n)}
 
 
-def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
+def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int], waiting: Mapping[Node, list[Node]]) -> None:
     """Moves nodes to the first level that reads them. What is returned as well stays where it is, but for masks of
-    drawn numbers, which wait for nothing: they would be kernels of their own."""
+    drawn numbers, which wait for nothing: they would be kernels of their own.
+
+    Args:
+        waiting: what waits for a node without reading it, such as a write for an earlier read of that memory.
+    """
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node):
             continue
         is_drawn = all(is_random(n) for n in node.all_input_nodes) and bool(node.all_input_nodes)
-        reading: list[int] = []
+        reading = [levels[later] - (later in computed) for later in waiting.get(node, ())]
         for _, user, fuses in readers(node):
             if user.op != "output":
                 reading.append(levels[user] - (user in computed and not fuses))
@@ -232,13 +241,17 @@ def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
 _LATEST = 3
 
 
-def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
+def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int], waiting: Mapping[Node, list[Node]]) -> None:
     """Moves what is computed for library calls alone, that nothing waits for, to a later level that reads the same
-    memory, and the calls behind it."""
+    memory, and the calls behind it.
+
+    Args:
+        waiting: as `_sink` takes it.
+    """
     sources = Sources(computed)
     calls: dict[Node, set[Node]] = {}  # computed for these calls alone
     for node in reversed(graph.nodes):
-        if node not in computed or is_reduction(node):
+        if node not in computed or is_reduction(node) or node in waiting:
             continue
         found: set[Node] = set()
         for _, user, _ in readers(node):

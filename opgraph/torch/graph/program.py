@@ -301,7 +301,9 @@ class Program:
             if (place.size, place.stride, place.offset) == (own.size, own.stride, 0):
                 return base.name
             return f"reinterpret({base.name}, {place.size}, {place.stride}, {place.offset})"
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, tuple):  # higher-order ops join tuples
+            return f"({''.join(self._ref(v) + ', ' for v in value)})"
+        if isinstance(value, list):
             return f"[{', '.join(map(self._ref, value))}]"
         if isinstance(value, slice):
             return f"slice({self._ref(value.start)}, {self._ref(value.stop)}, {self._ref(value.step)})"
