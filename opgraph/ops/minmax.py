@@ -252,7 +252,11 @@ CLAMP = pointwise(
         ),
         # Bounds that meet, as in torch: what lies below is high's, and high's alone what lies above.
         "low": lambda attrs, given: (
-            "Select(And(Less(src, low), Less(low, high)), d, 0)" if "high" in given else "Select(Less(src, low), d, 0)"
+            "Select(And(Less(src, low), Less(low, high)), d, 0)"
+            if "high" in given
+            else "Select(And(Less(src, low), Less(low, $max)), d, 0)"
+            if "max" in attrs
+            else "Select(Less(src, low), d, 0)"
         ),
         "high": lambda attrs, given: (
             "Select(Or(Greater(src, high), Less(high, low)), d, 0)"

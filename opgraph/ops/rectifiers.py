@@ -158,9 +158,9 @@ def _celu_backward(attrs: Attrs, given: Collection[str]) -> str:
 
 def _celu_in_parts(attrs: Attrs, given: Collection[str]) -> str:
     """alpha elu(x / alpha), whose sign is that of x for alpha > 0 alone."""
-    if attrs["alpha"] < 0:
-        return "Select(Greater(src, 0), src, Multiply(Expm1(Divide(src, $alpha)), $alpha))"
-    return "Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)"
+    if attrs["alpha"] > 0:
+        return "Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)"
+    return "Select(Greater(src, 0), src, Multiply(Expm1(Divide(src, $alpha)), $alpha))"
 
 
 CELU = pointwise(
@@ -170,7 +170,8 @@ CELU = pointwise(
     reference=lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x / alpha)),
     expression="og::celu({src}, {alpha})",
     torch=lambda t, x, alpha: t.where(x > 0, x, alpha * t.expm1(x / alpha)),
-    onnx=(Onnx(op_type="Celu", since=12, attrs={"alpha": "alpha"}),),
+    # For alpha < 0 onnxruntime computes another function in f16.
+    onnx=(Onnx(op_type="Celu", since=12, attrs={"alpha": "alpha"}, applies=lambda attrs, ndims: attrs["alpha"] > 0),),
     decomposition=_celu_in_parts,
     cost=25,
     torch_calls=(

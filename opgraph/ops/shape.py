@@ -189,7 +189,10 @@ SQUEEZE = library(
     reference=lambda src, axes: src.reshape(_squeezed_shape(src, axes)),
     torch=lambda t, src, axes: src.reshape(_squeezed_shape(src, axes)),
     gradient=gradients.of_squeeze,
-    onnx=(Onnx(op_type="Squeeze", since=13, inputs=_AXES_INPUT),),
+    onnx=(
+        Onnx(op_type="Identity", since=1, inputs=("src",), when={"axes": ()}),  # no axes are all of them to onnxruntime
+        Onnx(op_type="Squeeze", since=13, inputs=_AXES_INPUT),
+    ),
     source="ONNX Squeeze",
 )
 

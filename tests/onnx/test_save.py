@@ -581,6 +581,20 @@ def test_large_composed_models_put_their_data_beside_them(tmp_path: Path, monkey
     session(str(tmp_path / "m.onnx"))
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+@pytest.mark.parametrize(("kind", "attrs"), [("Celu", {"alpha": -1.5}), ("Squeeze", {"axes": []})])
+def test_what_onnxruntime_takes_for_something_else_is_written_in_another_way(
+    kind: str, attrs: dict[str, Any], dtype: str
+) -> None:
+    graph = og.Graph()
+    graph.add_op(kind, graph.input("x", dtype, (1, 4)), name="y", **attrs)
+    x = np.array([[-2, -1, 1, 2]], dtypes.get(dtype).numpy)
+    (got,) = session(to_model(graph)).run(None, {"x": x})
+    expected = og.evaluate(graph, x=x)
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=RESOLUTION[dtype])
+
+
 def test_a_reshape_to_an_array_of_another_dtype_is_a_function_too() -> None:
     graph = og.parse("graph(x: f32[2,3], like: f16[3,2]) -> (y)\n  y = ReshapeTo(x, like)")
     made = accepted(to_model(graph, form="function"))

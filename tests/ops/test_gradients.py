@@ -259,6 +259,8 @@ PINNED: list[tuple[str, tuple[float, ...], dict[str, Any], str, float]] = [
     ("Clamp", (2.0, 1.0, 2.0), {}, "high", 0.0),
     ("Clamp", (0.0, 4.0, 2.0), {}, "high", 1.0),
     ("Clamp", (0.0, 4.0, 2.0), {}, "low", 0.0),
+    ("Clamp", (-5.0, -1.0), {"max": -3.0}, "low", 0.0),
+    ("Clamp", (-5.0, -4.0), {"max": -3.0}, "low", 1.0),
     ("Maximum", (1.0, 1.0), {}, "src_0", 0.5),
     ("Maximum", (1.0, 1.0), {}, "src_1", 0.5),
     ("Maximum", (-INF, INF), {}, "src_0", 0.0),
@@ -317,6 +319,8 @@ def assert_is_torchs_own(
     torch = pytest.importorskip("torch")
     call = {"Clamp": torch.clamp, "Maximum": torch.maximum, "Minimum": torch.minimum, "Pow": torch.pow}[kind]
     tensors = [torch.tensor(a, dtype=torch.float64, requires_grad=True) for a in args]
+    if len(args) > 1:  # torch.clamp takes two tensors or two numbers
+        attrs = {n: torch.tensor(v, dtype=torch.float64) for n, v in attrs.items()}
     (call(*tensors, *attrs.values()) if kind == "Pow" else call(*tensors, **attrs)).backward()
     index = [p.name for p in record.inputs].index(name)
     assert tensors[index].grad.item() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -94,7 +95,9 @@ def cases(record: OpDef) -> list[tuple[Onnx, str, tuple[Port, ...], dict[str, An
         for ports, attrs in samples.forms(record, dtype):
             for form in record.onnx:
                 assert isinstance(form, Onnx)
-                crossed = form.until is not None and attrs.get("min", 0) > attrs.get("max", 0)  # Clip refuses it
+                crossed = form.until is not None and attrs.get("min", -math.inf) > attrs.get(
+                    "max", math.inf
+                )  # Clip refuses it
                 fits = form.dtypes is None or dtype in form.dtypes
                 if applies(form, ports, attrs) and fits and not crossed:
                     shapes = [(3, 5)] + [() if p.name in form.scalars else (5,) for p in ports[1:]]

@@ -400,6 +400,40 @@ def test_integers_and_no_elements_are_reduced_as_in_onnxruntime(op: str, dtype: 
     np.testing.assert_array_equal(got, expected)
 
 
+_POOL = {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1}  # a window would begin in the padding
+_ONE = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "others", "attrs"),
+    [
+        ("MaxPool", (1, 1, 6), {}, _POOL),
+        ("AveragePool", (1, 1, 6), {}, _POOL),
+        ("AveragePool", (1, 1, 7), {}, {**_POOL, "count_include_pad": 1}),
+        ("Resize", (1, 1, 3, 4), {"roi": None, "scales": None, "sizes": [1, 1, 3, 1]}, _ONE),
+        ("Resize", (1, 1, 3, 4), {"roi": None, "scales": [1, 1, 2, 0.25]}, _ONE),
+        ("Slice", (3,), {"starts": [-5], "ends": [-9], "axes": [0], "steps": [-1]}, {}),
+    ],
+)
+def test_the_edge_of_the_data_is_where_onnxruntime_has_it(
+    op: str, shape: tuple[int, ...], others: dict[str, Any], attrs: dict[str, Any]
+) -> None:
+    kinds = {"scales": np.float32}
+    given = {n: np.array(v, kinds.get(n, np.int64)) for n, v in others.items() if v is not None}
+    names = ["x", *(n if n in given else "" for n in others)]
+    ports = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, shape),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * len(shape)),
+    ]
+    constants = [numpy_helper.from_array(value, name) for name, value in given.items()]
+    graph = helper.make_graph([helper.make_node(op, names, ["y"], **attrs)], "g", ports[:1], ports[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = ogt.from_onnx(model)(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
 def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
     x = np.array([[-2, 0.5, 3]], np.float32)

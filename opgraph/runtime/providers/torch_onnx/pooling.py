@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,11 +24,12 @@ def max_pool(c: Call, x: Tensor) -> Tensor:
     strides, dilations = c.attr("strides", [1] * axes), c.attr("dilations", [1] * axes)
     pads = pads_of(c, x, kernel, strides, dilations)
     if any(2 * p > k for p, k in zip(pads, [*kernel, *kernel])):
-        x, padding = padded(x, pads, -math.inf), [0] * axes
+        wide, padding = padded(x, pads, -math.inf), [0] * axes
     else:
-        x, padding = split_pads(x, pads, -math.inf)
-    result: Tensor = _MAX_POOL[axes](x, kernel, strides, padding, dilations, bool(c.attr("ceil_mode", 0)))
-    return result
+        wide, padding = split_pads(x, pads, -math.inf)
+    ceil = bool(c.attr("ceil_mode", 0))
+    result: Tensor = _MAX_POOL[axes](wide, kernel, strides, padding, dilations, ceil)
+    return _begun(result, x, pads, strides) if ceil else result
 
 
 @torch_form("AveragePool", refuses=lambda c: "dilations" if any(d != 1 for d in c.attr("dilations", [])) else None)
@@ -42,10 +44,16 @@ def average_pool(c: Call, x: Tensor) -> Tensor:
         result: Tensor = pool(x, kernel, strides, pads[:axes], ceil, count)
         return result
     total: Tensor = pool(padded(x, pads, 0.0), kernel, strides, 0, ceil, True)
-    if count:
-        return total
-    share: Tensor = pool(padded(torch.ones_like(x), pads, 0.0), kernel, strides, 0, ceil, True)
-    return total / share
+    if not count:
+        total = total / pool(padded(torch.ones_like(x), pads, 0.0), kernel, strides, 0, ceil, True)
+    return _begun(total, x, pads, strides) if ceil else total
+
+
+def _begun(result: Tensor, x: Tensor, pads: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """The windows that begin before the end of the data: torch takes explicit padding for data."""
+    for axis, (before, stride) in enumerate(zip(pads, strides), start=2):
+        result = result.narrow(axis, 0, min(result.shape[axis], -(-(x.shape[axis] + before) // stride)))
+    return result
 
 
 @torch_form("GlobalAveragePool")

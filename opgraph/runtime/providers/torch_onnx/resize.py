@@ -78,8 +78,13 @@ def _cubic(
 ) -> Tensor:
     if x.dim() != 4 or any(a < 2 for a in moved):
         raise c.refuse("cubic Resize of other axes than the two last of four")
+    if c.attr("coordinate_transformation_mode", "half_pixel") == "pytorch_half_pixel":  # one element is the first one
+        single = [a for a in moved if (lengths[a] if by_size else x.shape[a] * factors[a]) <= 1]
+        for axis in single:
+            x = x.narrow(axis, 0, lengths[axis])
+        moved = [a for a in moved if a not in single]
     if by_size:
         size = [lengths.get(a, x.shape[a]) for a in (2, 3)]
         return F.interpolate(x, size=size, mode="bicubic", align_corners=False)
-    scale = tuple(factors.get(a, 1.0) for a in (2, 3))
+    scale = tuple(factors[a] if a in moved else 1.0 for a in (2, 3))
     return F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False, recompute_scale_factor=False)

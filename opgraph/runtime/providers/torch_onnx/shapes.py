@@ -134,8 +134,9 @@ def slice_(
 
 
 def _backwards(size: int, start: int, end: int, step: int) -> range:
-    # Python reads an end below -size as "none left"; ONNX clamps it to just before the first element.
-    first = min(start + size if start < 0 else start, size - 1)
+    # Python reads an end below -size as "none left"; ONNX clamps it to just before the first element,
+    # and a start to the first one.
+    first = min(max(start + size if start < 0 else start, 0), size - 1)
     last = max(end + size if end < 0 else end, -1)
     return range(first, last, step)
 
