@@ -412,13 +412,14 @@ _ONE = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
         ("AveragePool", (1, 1, 7), {}, {**_POOL, "count_include_pad": 1}),
         ("Resize", (1, 1, 3, 4), {"roi": None, "scales": None, "sizes": [1, 1, 3, 1]}, _ONE),
         ("Resize", (1, 1, 3, 4), {"roi": None, "scales": [1, 1, 2, 0.25]}, _ONE),
+        ("ConvTranspose", (1, 1, 6), {"w": [[[2]]]}, {"strides": [3], "auto_pad": "SAME_UPPER"}),
         ("Slice", (3,), {"starts": [-5], "ends": [-9], "axes": [0], "steps": [-1]}, {}),
     ],
 )
 def test_the_edge_of_the_data_is_where_onnxruntime_has_it(
     op: str, shape: tuple[int, ...], others: dict[str, Any], attrs: dict[str, Any]
 ) -> None:
-    kinds = {"scales": np.float32}
+    kinds = {"scales": np.float32, "w": np.float32}
     given = {n: np.array(v, kinds.get(n, np.int64)) for n, v in others.items() if v is not None}
     names = ["x", *(n if n in given else "" for n in others)]
     ports = [

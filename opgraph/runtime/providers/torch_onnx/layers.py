@@ -37,6 +37,8 @@ def _transposed_pads(c: Call, x: Tensor, kernel: Sequence[int], strides: Sequenc
     extra, dilations = c.attr("output_padding", [0] * axes), c.attr("dilations", [1] * axes)
     sizes = zip(x.shape[2:], strides, extra, kernel, dilations, wanted)
     total = [s * (n - 1) + e + (k - 1) * d + 1 - out for n, s, e, k, d, out in sizes]
+    if not c.attr("output_shape"):  # a window shorter than its stride leaves the result shorter, as in onnxruntime
+        total = [max(t, 0) for t in total]
     small = [t // 2 for t in total]
     large = [t - half for t, half in zip(total, small)]
     return small + large if mode == "SAME_UPPER" else large + small
