@@ -1356,6 +1356,36 @@ def test_a_view_of_arguments_that_share_memory_is_of_the_written_one(dynamic: bo
             assert got[1].data_ptr() == x[1:, 1:].data_ptr()
 
 
+#: Two arguments: apart, in one memory, and in several places of it.
+PLACES = {
+    "apart": lambda m: (m[:6].clone(), m[3:9]),
+    "disjoint": lambda m: (m[:6], m[10:16]),
+    "overlapping": lambda m: (m[:6], m[4:10]),
+    "overlapping elsewhere": lambda m: (m[2:8], m[:6]),
+    "interleaved": lambda m: (m[0:12:2], m[1:13:2]),
+    "twice the same": lambda m: (m[:6], m[:6]),
+}
+
+
+@pytest.mark.parametrize("first", PLACES)
+def test_arguments_that_share_memory_are_written_where_each_call_has_them(first: str) -> None:
+    """No guard looks at where arguments lie; AOTAutograd writes where the first call had them."""
+
+    def function(x, y):
+        x.add_(1)
+        y.mul_(3)
+        return x * y
+
+    fused = torch.compile(function, backend="opgraph")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*arguments that share memory")
+        for place in (first, *PLACES, *reversed(PLACES)):
+            memory = torch.linspace(-1, 1, 20)
+            other = memory.clone()
+            got, wanted = fused(*PLACES[place](memory)), function(*PLACES[place](other))
+            torch.testing.assert_close([got, memory], [wanted, other], msg=place)
+
+
 def test_parts_of_one_memory_that_do_not_overlap_are_fused() -> None:
     """As the caches of layers, one of which is written."""
 

@@ -191,3 +191,25 @@ def test_a_view_made_under_no_grad_has_no_history_in_the_next_part():
     results = ogt.fuse(ReadsViewWithoutHistory())(x)
     torch.testing.assert_close(results, ReadsViewWithoutHistory()(x))
     assert torch.autograd.grad(sum(r.sum() for r in results), x, allow_unused=True) == (None,)
+
+
+class ReturnsViews(nn.Module):
+    def forward(self, x):
+        y = x.sin()
+        with torch.no_grad():
+            y.mul_(2)
+            views = y[1:], x.t(), y.exp()
+        return x, y, *views
+
+
+def test_a_view_that_was_made_under_no_grad_passes_no_gradient_on():
+    """AOTAutograd makes it again, with a gradient."""
+    found = []
+    for model in (ReturnsViews(), ogt.fuse(ReturnsViews())):
+        x = torch.linspace(-1, 1, 12).view(3, 4).clone().requires_grad_()
+        results = model(x)
+        assert [r.requires_grad for r in results] == [True, True, True, True, False]
+        assert results[0] is x
+        (results[1][:-1] * results[2] * results[3][0, :1]).sum().backward()
+        found.append([x.grad, *results])
+    torch.testing.assert_close(*found)

@@ -122,6 +122,32 @@ def _made_without_gradients(graph: Graph) -> set[int]:
     return {place for place, node in enumerate(output.args[0]) if node in found}
 
 
+def with_views_of_no_grad(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """What `compile` makes of a graph of Dynamo, whose results that are views made while no gradients were recorded
+    pass no gradient on: AOTAutograd makes them once more, and records that. As in eager torch they ask for one."""
+    output: Any = graph.graph.output_node()
+    places = _made_without_gradients(graph.graph)
+    seen: set[int] = set()
+    views: set[Node] = set()
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value")
+        if isinstance(value, torch.Tensor):
+            views |= {node} if id(value) not in seen else set()  # an in-place call gives back what it was given
+            seen.add(id(value))
+    asks = {p: n.meta["example_value"].requires_grad for p in places if (n := output.args[0][p]) in views}
+    compiled = compile()
+    if not any(asks.values()):
+        return compiled
+
+    def run(*args: Any) -> Any:
+        results = list(compiled(*args))
+        for place, has_gradient in asks.items():
+            results[place] = results[place].detach().requires_grad_(has_gradient)
+        return tuple(results)
+
+    return run
+
+
 def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Callable[..., Any]:
     """The function of these lines: it takes a graph's inputs and returns its results."""
     places = graph.find_nodes(op="placeholder")

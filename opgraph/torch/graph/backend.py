@@ -30,7 +30,7 @@ from opgraph.runtime.providers.torch_internals import (
     without_modes,
 )
 from opgraph.torch.graph.aten import is_random
-from opgraph.torch.graph.autograd_boundaries import compile_parts, written_later
+from opgraph.torch.graph.autograd_boundaries import compile_parts, with_views_of_no_grad, written_later
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
@@ -41,6 +41,7 @@ from opgraph.torch.graph.known_faults import (
     draws_numbers,
     fault_of_frame,
     lost_write,
+    overlap_check,
     remove_idle_dropout,
     with_own_results,
     with_random_numbers,
@@ -166,11 +167,14 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             return _unfused(graph)
         number = count()
         with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
-            return with_own_results(
+            return with_views_of_no_grad(
                 graph,
-                lambda: _as_written_with_tangents(
+                lambda: with_own_results(
                     graph,
-                    compile_parts(graph, inputs, lambda part, args: compile_one(part, args, next(number))),
+                    lambda: _as_written_with_tangents(
+                        graph,
+                        compile_parts(graph, inputs, lambda part, args: compile_one(part, args, next(number))),
+                    ),
                 ),
             )
 
@@ -268,12 +272,15 @@ def _has_streams(graph: GraphModule) -> bool:
 
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What was compiled of a graph of Dynamo, after a call of `on_run`; in forward-mode differentiation, which programs
-    lose, the graph runs."""
+    lose, and where an argument that it writes into overlaps with another one, the graph runs."""
+    overlaps = overlap_check(graph)
 
     def run(*args: Any) -> Any:
         for observer in on_run:
             observer()
-        return graph.forward(*args) if is_forward_mode() else compiled(*args)
+        if is_forward_mode() or (overlaps is not None and overlaps(args)):
+            return graph.forward(*args)
+        return compiled(*args)
 
     return run
 

@@ -16,7 +16,14 @@ from torch.nn import functional
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.parameter_branches import draws_random_numbers, written_arguments
-from opgraph.torch.graph.torch_internals import MEMORY, has_constant_rows, hint, is_random_number, memory_of
+from opgraph.torch.graph.torch_internals import (
+    MEMORY,
+    has_constant_rows,
+    hint,
+    is_random_number,
+    memory_of,
+    parameter_of,
+)
 
 #: Methods that give a tensor another shape in place.
 _TURNS = frozenset(
@@ -65,7 +72,8 @@ def lost_write(graph: GraphModule) -> str:
       results nobody reads (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.13).
     - Functionalization takes back a write into an expanded tensor from one of the elements that share memory, which
       need not be the one that was written.
-    - Of inputs that overlap and are written, AOTAutograd gives back a view of the wrong one, or raises an error.
+    - Of inputs that overlap and are written, AOTAutograd gives back a view of the wrong one, or raises an error, and
+      writes to the same place of the other one in later calls (`overlap_check`).
     """
     shared = _shared_by_inputs(graph)
     inputs = [n for n in graph.graph.find_nodes(op="placeholder") if _is_number(n.meta.get("example_value"))]
@@ -79,17 +87,16 @@ def lost_write(graph: GraphModule) -> str:
             if _is_expanded(written.meta.get("example_value")):
                 return "an expanded tensor"
             if memory_of(written) in shared:
-                return "one of two arguments that share memory, and gives back a view of it,"
+                return "one of two arguments that share memory"
     return ""
 
 
 def _shared_by_inputs(graph: GraphModule) -> set[int | None]:
-    """The memory in which two inputs overlap and that a result is a view of."""
-    output: Any = graph.graph.output_node()
+    """The memory in which two inputs overlap."""
     inputs: dict[int, list[Node]] = {}
-    for memory in map(memory_of, output.all_input_nodes):
-        if memory is not None:
-            inputs[memory] = [n for n in graph.graph.find_nodes(op="placeholder") if memory_of(n) == memory]
+    for node in graph.graph.find_nodes(op="placeholder"):
+        if (memory := memory_of(node)) is not None:
+            inputs.setdefault(memory, []).append(node)
     extents = {memory: sorted(_extent(n.meta["example_value"]) for n in nodes) for memory, nodes in inputs.items()}
     return {m for m, own in extents.items() if any(end > begin for (_, end), (begin, _) in pairwise(own))}
 
@@ -100,6 +107,57 @@ def _extent(value: torch.Tensor) -> tuple[int, int]:
     sizes, strides = numbers[: value.dim()], numbers[value.dim() :]
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     return offset * value.itemsize, (offset + last + 1) * value.itemsize if all(sizes) else 0
+
+
+def overlap_check(graph: GraphModule) -> Callable[[Sequence[Any]], bool] | None:
+    """Says of the arguments of a call whether one that the graph writes into overlaps with another one; None for a
+    graph that writes into no argument.
+
+    A graph is compiled for arguments that do not overlap, and no guard of Dynamo's looks at where they lie. Parameters
+    and buffers of modules are not looked at.
+    """
+    inputs = graph.graph.find_nodes(op="placeholder")
+    values = [n.meta.get("example_value") for n in inputs]
+    written = {memory_of(argument) for node in graph.graph.nodes for argument in written_arguments(node)} - {None}
+    free = [
+        (place, memory_of(node) in written)
+        for place, (node, value) in enumerate(zip(inputs, values, strict=True))
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided and parameter_of(node) is None
+    ]
+    if len(free) < 2 or not any(is_written for _, is_written in free):
+        return None
+    known: tuple[Any, bool] = ((), False)
+
+    def overlaps(args: Sequence[Any]) -> bool:
+        nonlocal known
+        given = [args[place] for place, _ in free]
+        if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in given):
+            return False
+        try:
+            where = [(t.data_ptr(), t.shape) for t in given]
+        except RuntimeError:  # a batch of torch.func has no address
+            return False
+        if known[0] != where:
+            known = where, _any_written_overlaps(given, [is_written for _, is_written in free])
+        return known[1]
+
+    return overlaps
+
+
+def _any_written_overlaps(tensors: Sequence[torch.Tensor], written: Sequence[bool]) -> bool:
+    """Whether the bytes between the first and the last one of a written tensor overlap with those of another one."""
+    reached = {True: 0, False: 0}
+    extents = []
+    for tensor, is_written in zip(tensors, written, strict=True):
+        first: Any = tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
+        begin, end = _extent(tensor)
+        if end > begin:
+            extents.append((first + begin, first + end, is_written))
+    for begin, end, is_written in sorted(extents):
+        if begin < reached[True] or (is_written and begin < reached[False]):
+            return True
+        reached[is_written] = max(reached[is_written], end)
+    return False
 
 
 def _has_symbols(node: Node) -> bool:
