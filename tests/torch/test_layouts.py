@@ -168,6 +168,17 @@ def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.Mo
     torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(x), model(x))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_shuffled_channels_stay_last(requires_grad: bool) -> None:
+    def function(x):
+        return functional.channel_shuffle(functional.silu(x), 2) * 2
+
+    x = torch.randn(2, 4, 6, 5).to(memory_format=torch.channels_last).requires_grad_(requires_grad)
+    got, wanted = torch.compile(function, backend="opgraph")(x), function(x)
+    assert got.stride() == wanted.stride()
+    torch.testing.assert_close(got, wanted)
+
+
 @pytest.mark.parametrize("where", [((1,), (1,)), ((-2, 3), (2, 3)), ((0,), (0,)), ((5,), ())])
 def test_a_rolled_image_stays_channels_last(where: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.graph.norm_decompositions import NARROW, norm_decompositions
-from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory
+from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory, suggest_memory_format
 
 aten = torch.ops.aten
 #: Ops of two operands to which torch's rules for tensors without data give other strides than its kernels do, where the
@@ -62,6 +62,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten.log_sigmoid_forward.default] = _contiguous(table[aten.log_sigmoid_forward.default])
     table[aten.native_dropout.default] = _dropout
     table[aten.roll.default] = _roll
+    table |= dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), _channel_shuffle)
     table[aten.native_dropout_backward.default] = _dropout_backward
     table[aten._safe_softmax.default] = _safe_softmax
     table[aten.var_mean.correction] = _var_mean
@@ -126,6 +127,15 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> A
         start = -shift % size
         x = torch.cat((x.narrow(axis, start, size - start), x.narrow(axis, 0, start)), axis)
     return x
+
+
+def _channel_shuffle(x: torch.Tensor, groups: int) -> Any:
+    """As torch computes it in host memory, where channels stay last. On fake tensors torch makes it contiguous."""
+    if x.is_contiguous() or not x.is_cpu or x.dim() != 4:
+        return NotImplemented
+    batch, channels, *sizes = x.shape
+    shuffled = x.reshape(batch, groups, channels // groups, *sizes).transpose(1, 2).reshape(x.shape)
+    return shuffled.contiguous(memory_format=suggest_memory_format(x))
 
 
 def _in_one_order(op: Callable[..., Any]) -> Callable[..., Any]:
