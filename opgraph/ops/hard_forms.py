@@ -78,9 +78,14 @@ THRESHOLDED_RELU = pointwise(
     torch_calls=(
         TorchCall(
             "threshold(input, threshold, value, inplace=False)",
-            lambda p: "ThresholdedRelu(input, alpha=$threshold)" if p["value"] == 0 else _threshold(p),
+            lambda p: (
+                ""
+                if math.isnan(p["threshold"])
+                else "ThresholdedRelu(input, alpha=$threshold)"
+                if p["value"] == 0
+                else _threshold(p)
+            ),
             _threshold,
-            finite=("threshold",),
         ),
     ),
     source="ONNX ThresholdedRelu",
@@ -109,9 +114,8 @@ SHRINK = pointwise(
         ),
         TorchCall(
             "hardshrink(input, lambd=0.5)",
-            "Shrink(input, lambd=$lambd)",
+            lambda p: "" if math.isnan(p["lambd"]) else "Shrink(input, lambd=$lambd)",
             "Select(LessOrEqual(Abs(input), $lambd), 0, input)",
-            finite=("lambd",),
         ),
     ),
     source="ONNX Shrink",
