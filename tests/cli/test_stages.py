@@ -298,7 +298,9 @@ def test_every_stage_before_the_kernel_is_right_where_the_kernel_is(device: str)
         graph = og.parse(row.takes).finalize()
         if sum(np.prod(t.shape) for t in graph.inputs) < 10_000_000:
             (stage,) = stages_of(graph, arrays(graph), device)
-            assert stage.startswith("kernel og_") and stage.endswith(f"({row.name})")
+            needs_lanes = device == "cpu" and row.name == schedule.PERSISTENT_INNER
+            name = schedule.INNER if needs_lanes and not cpu_compiler.has_lanes() else row.name
+            assert stage.startswith("kernel og_") and stage.endswith(f"({name})")
     for seed in range(12):
         graph = row_graph(seed, "f32").finalize()
         feeds = {name: a.astype(np.float32) for name, a in feeds_of(graph, seed).items()}
