@@ -95,9 +95,8 @@ def cases(record: OpDef) -> list[tuple[Onnx, str, tuple[Port, ...], dict[str, An
         for ports, attrs in samples.forms(record, dtype):
             for form in record.onnx:
                 assert isinstance(form, Onnx)
-                crossed = form.until is not None and attrs.get("min", -math.inf) > attrs.get(
-                    "max", math.inf
-                )  # Clip refuses it
+                low, high = attrs.get("min", -math.inf), attrs.get("max", math.inf)
+                crossed = form.until is not None and low > high  # Clip refuses it
                 fits = form.dtypes is None or dtype in form.dtypes
                 if applies(form, ports, attrs) and fits and not crossed:
                     shapes = [(3, 5)] + [() if p.name in form.scalars else (5,) for p in ports[1:]]

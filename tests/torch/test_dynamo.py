@@ -228,8 +228,7 @@ def test_regions_that_are_compiled_once():
 
 def test_attention_with_a_score_of_its_own():
     def function(x):
-        score = lambda value, *place: value * torch.sigmoid(value)  # noqa: E731
-        return flex_attention(x, x, x, score_mod=score) * 2
+        return flex_attention(x, x, x, score_mod=lambda value, *place: value * torch.sigmoid(value)) * 2
 
     x = torch.linspace(-2, 2, 2 * 2 * 16 * 8).view(2, 2, 16, 8)
     with warnings.catch_warnings():
