@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
+from math import sqrt
 
 import pytest
 import torch
@@ -75,22 +77,29 @@ CASES = [(n, i) for n in MODELS for i in ("contiguous", "channels last") if (n, 
 
 @pytest.mark.parametrize(("name", "images"), CASES)
 def test_training_is_that_of_eager_torch(name: str, images: str) -> None:
+    """The errors of six steps together: those of a single step, in a sum of four elements, differ by luck."""
     torch.manual_seed(0)
     model = MODELS[name]()
-    x = torch.randn(4, 8, 8, 8).contiguous(memory_format=LAST if images == "channels last" else torch.contiguous_format)
-    direction = torch.randn_like(copy.deepcopy(model)(x))
-    exact = results(copy.deepcopy(model).double(), x.double(), direction)
-    wanted = results(copy.deepcopy(model), x, direction)
-    found = results(ogt.fuse(model), x, direction)
-    assert found.keys() == wanted.keys()
-    for name, truth in exact.items():
-        ours, theirs = (float((value[name] - truth).norm()) for value in (found, wanted))
-        roundings = (
-            4 * float(truth.norm()) * torch.finfo(torch.float32).eps
-        )  # each result is the end of a chain of them
-        assert ours <= max(2 * theirs, roundings), name
-        if images == "contiguous":
-            assert same_strides(found[name], wanted[name].stride()), name
+    fused = ogt.fuse(copy.deepcopy(model))
+    layout = LAST if images == "channels last" else torch.contiguous_format
+    ours, theirs, roundings = Counter[str](), Counter[str](), Counter[str]()
+    for _ in range(6):
+        x = torch.randn(4, 8, 8, 8).contiguous(memory_format=layout)
+        direction = torch.randn_like(copy.deepcopy(model)(x))
+        exact = results(copy.deepcopy(model).double(), x.double(), direction)
+        wanted = results(copy.deepcopy(model), x, direction)
+        fused.zero_grad()
+        found = results(fused, x, direction)
+        assert found.keys() == wanted.keys()
+        for key, truth in exact.items():
+            ours[key] += float((found[key] - truth).square().sum())
+            theirs[key] += float((wanted[key] - truth).square().sum())
+            # Each result is the end of a chain of roundings.
+            roundings[key] += float((4 * torch.finfo(torch.float32).eps * truth).square().sum())
+            if images == "contiguous":
+                assert same_strides(found[key], wanted[key].stride()), key
+    for key in ours:
+        assert sqrt(ours[key]) <= max(2 * sqrt(theirs[key]), sqrt(roundings[key])), key
 
 
 def test_which_calls_are_products() -> None:
