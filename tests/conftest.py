@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from emulator import FakeCupy
 
 import opgraph as og
+from opgraph.ir.stage_log import STAGES
 
 #: What holds on to the CuPy that it was imported with.
 _MODULES = (
@@ -37,6 +39,35 @@ def the_same_numbers_every_time() -> None:
     """torch draws from its own generator, and a test that holds for most numbers only must not pass by luck."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+class _Records(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def stage_records() -> Iterator[list[logging.LogRecord]]:
+    """What the stages of opgraph log while a test runs, so far.
+
+    pytest's own plugin for logs is off (pyproject.toml): its handlers make torch write down all that it compiles.
+    """
+    kept = _Records()
+    loggers = [logging.getLogger(f"opgraph.{stage}") for stage in STAGES]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+        logger.addHandler(kept)
+    yield kept.records
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.removeHandler(kept)
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,38 +14,43 @@ from libcuda import FakeDriver
 import opgraph as og
 
 
-def entries(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [r.getMessage().partition(":")[0] for r in caplog.records if r.name == "opgraph.run"]
+@pytest.fixture
+def texts(stage_records: list[logging.LogRecord]) -> Callable[[], list[str]]:
+    """The texts logged for calls so far."""
+    return lambda: [r.getMessage() for r in stage_records if r.name == "opgraph.run"]
 
 
-def test_each_kernel_of_a_call_is_logged(cupy: FakeCupy, caplog: pytest.LogCaptureFixture) -> None:
+def names(texts: list[str]) -> list[str]:
+    """The kernels that texts are of."""
+    return [text.partition(":")[0] for text in texts]
+
+
+def test_each_kernel_of_a_call_is_logged(cupy: FakeCupy, texts: Callable[[], list[str]]) -> None:
     """A sum in tiles is two kernels."""
-    caplog.set_level(logging.DEBUG, logger="opgraph.run")
     f = og.compile(og.parse("graph(x: f32[300,40], w: f32[40]) -> (y)\n  y = SumTo(x, w)"), device="cuda")
     data = random((300, 40), "f32")
     x, w, out = moved(cupy, data), cupy.empty((40,), "f4"), cupy.empty((40,), "f4")
     got = f(x=x, w=w)
-    assert entries(caplog) == list(f.kernels) and len(f.kernels) == 2
-    assert caplog.records[-1].getMessage().startswith(f"{list(f.kernels)[1]}: [300,40] [40] -> [40], ")
-    assert all(r.getMessage().endswith(" threads") and " blocks of " in r.getMessage() for r in caplog.records)
+    assert names(texts()) == list(f.kernels) and len(f.kernels) == 2
+    assert texts()[-1].startswith(f"{list(f.kernels)[1]}: [300,40] [40] -> [40], ")
+    assert all(text.endswith(" threads") and " blocks of " in text for text in texts())
     again = f.bind(x=x, w=w, out=out)
     again()
     again()
-    assert entries(caplog) == list(f.kernels) * 3
+    assert names(texts()) == list(f.kernels) * 3
     for found in (got, out):
         np.testing.assert_allclose(found.host, data.astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
 
 
 def test_a_fused_function_of_torch_launches_from_python_where_calls_are_logged(
-    driver: FakeDriver, cupy: FakeCupy, caplog: pytest.LogCaptureFixture
+    driver: FakeDriver, cupy: FakeCupy, texts: Callable[[], list[str]]
 ) -> None:
     torch = pytest.importorskip("torch")
     import opgraph.torch as ogt
 
-    caplog.set_level(logging.DEBUG, logger="opgraph.run")
     f, x = ogt.fuse(lambda x: x * torch.sigmoid(x)), torch.linspace(-4, 4, 512)
     for times in range(1, 4):
         cupy.launches.clear()
         assert torch.allclose(f(x), x * torch.sigmoid(x), rtol=1e-5, atol=1e-6)
-        assert len(entries(caplog)) == times and len(cupy.launches) == 1
+        assert len(names(texts())) == times and len(cupy.launches) == 1
     assert not driver.launches()  # by the native loop

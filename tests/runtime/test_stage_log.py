@@ -29,11 +29,9 @@ rng = np.random.default_rng(0)
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+def log(stage_records: list[logging.LogRecord]) -> Callable[[str], list[str]]:
     """The records of a stage so far, each as its text."""
-    for stage in STAGES:
-        caplog.set_level(logging.DEBUG, logger=f"opgraph.{stage}")
-    return lambda stage: [r.getMessage() for r in caplog.records if r.name == f"opgraph.{stage}"]
+    return lambda stage: [r.getMessage() for r in stage_records if r.name == f"opgraph.{stage}"]
 
 
 def values(texts: list[str]) -> list[str]:

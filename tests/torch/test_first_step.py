@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import subprocess
 import sys
 
@@ -82,14 +81,12 @@ def texts(monkeypatch):
     return lambda: written + list(funcname_cache.cache)
 
 
-def test_texts_for_logs_that_are_off_are_not_written(gated, texts, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])  # pytest reads all logs
+def test_texts_for_logs_that_are_off_are_not_written(gated, texts):
     gated(torch.randn(4, 8)).backward()
     assert texts() == []
 
 
-def test_texts_for_logs_that_are_on_are_written(gated, texts, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [])
+def test_texts_for_logs_that_are_on_are_written(gated, texts):
     torch._logging.set_logs(aot_joint_graph=True, trace_call=True)
     try:
         gated(torch.randn(4, 8)).backward()
