@@ -98,6 +98,7 @@ def test_the_pointwise_models_are_one_kernel_each() -> None:
         assert part.kind == "fused"
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_the_demo_ends_well_and_prints_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -163,6 +164,7 @@ def test_the_source_of_naf1_is_written_and_can_be_measured(
     assert json.loads(capsys.readouterr().out)["totals"]["kept"] > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_torch_compile_takes_part_where_it_is_asked_to(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]

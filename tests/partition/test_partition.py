@@ -724,6 +724,7 @@ def test_a_random_graph_of_100_000_ops_is_cut_in_seconds(window):
     cut_in(graph, 20)
 
 
+@pytest.mark.sweep
 @pytest.mark.slow
 def test_100_000_foreign_ops_around_long_skips_are_cut_in_seconds():
     """A U-Net of 50,000 levels: every skip is a fusion that would make a cycle."""

@@ -714,6 +714,7 @@ def test_explain_names_units_places_reasons_and_graph_breaks():
         assert word in str(report)
 
 
+@pytest.mark.sweep
 def test_explain_lists_what_is_kept_as_the_hooks_see_it():
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(Split)
@@ -774,7 +775,11 @@ print(ogt.explain(model, ids).units)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name, units",
-    [("llama", {"swiglu": 2, "swish": 2}), ("qwen2", {"swiglu": 2, "swish": 2}), ("gpt2", {"gelu": 2})],
+    [
+        ("llama", {"swiglu": 2, "swish": 2}),
+        pytest.param("qwen2", {"swiglu": 2, "swish": 2}, marks=pytest.mark.sweep),
+        pytest.param("gpt2", {"gelu": 2}, marks=pytest.mark.sweep),
+    ],
 )
 def test_transformers_models_are_found_and_right(name, units, tmp_path):
     if not _has("transformers"):
