@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from growth import growth
 
 import opgraph as og
 
@@ -26,9 +27,8 @@ def two_gib(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_over_2_gib_loads_and_saves_beside_its_data_without_reading_them(two_gib: Path) -> None:
     og.onnx.load(large.chain(3))  # what is imported is imported
-    before, started = large.memory(), time.perf_counter()
+    before = large.memory()
     graph = og.onnx.load(two_gib)
-    assert time.perf_counter() - started < 1
     graph.get_partitions()
     og.onnx.save(graph, two_gib.with_name("again.onnx"), form="decomposed")
     assert large.memory() - before < 100 << 20
@@ -63,12 +63,17 @@ def test_what_protobuf_cannot_hold_goes_to_a_data_file(tmp_path: Path, monkeypat
     assert og.onnx.load(tmp_path / "m.onnx") == graph
 
 
-def test_twenty_thousand_nodes_load_and_save_in_seconds() -> None:
+def test_many_nodes_load_and_save_in_linear_time() -> None:
     from opgraph.onnx.save import to_model
 
-    model = large.chain(20_000)
-    started = time.process_time()
-    graph = og.onnx.load(model)
-    assert to_model(graph, form="decomposed") == model
-    assert time.process_time() - started < 15
-    assert len(graph) == 20_000
+    def round_trip(length: int) -> Callable[[], object]:
+        model = large.chain(length)
+
+        def run() -> None:
+            graph = og.onnx.load(model)
+            assert to_model(graph, form="decomposed") == model
+            assert len(graph) == length
+
+        return run
+
+    assert growth(round_trip, 1_000) < 3
