@@ -42,7 +42,7 @@ def test_the_training_example_runs_and_keeps_what_it_says(tmp_path: Path) -> Non
     assert "8.0 MiB kept for backward" in done.stdout and " kernels" in done.stdout
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_the_memory_shown_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     (shown,) = blocks("console")

@@ -98,7 +98,6 @@ def test_the_pointwise_models_are_one_kernel_each() -> None:
         assert part.kind == "fused"
 
 
-@pytest.mark.sweep
 @pytest.mark.slow
 def test_the_demo_ends_well_and_prints_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -142,6 +141,7 @@ def rows(text: str, name: str) -> list[list[float]]:
     return [[float(n) for n in re.findall(r"\d+\.?\d*(?:e[-+]\d+)?", line.split(name)[1])] for line in lines]
 
 
+@pytest.mark.slow
 def test_naf1_fused_keeps_no_more_than_checkpoint_and_peaks_below_eager(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +155,7 @@ def test_naf1_fused_keeps_no_more_than_checkpoint_and_peaks_below_eager(
     assert len(rows(out, "torch.compile")) == 0 and "--torch-compile` includes it" in out
 
 
+@pytest.mark.slow
 def test_the_source_of_naf1_is_written_and_can_be_measured(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +165,6 @@ def test_the_source_of_naf1_is_written_and_can_be_measured(
     assert json.loads(capsys.readouterr().out)["totals"]["kept"] > 0
 
 
-@pytest.mark.sweep
 @pytest.mark.slow
 def test_torch_compile_takes_part_where_it_is_asked_to(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]

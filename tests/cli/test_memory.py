@@ -103,7 +103,7 @@ def test_an_input_larger_than_any_memory_is_counted(
     assert all(path.stat().st_size for path in pictures)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixture[str]) -> None:
     kept = {}
     for target in (["torch.nn:ReLU"], ["torch.nn:SiLU"], ["torch.nn.functional:silu"], []):

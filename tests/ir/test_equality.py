@@ -46,6 +46,7 @@ def copied(g: og.Graph, change: Callable[[og.Op], og.Op | None] = lambda op: Non
     return h.finalize()
 
 
+@pytest.mark.slow
 @RELAXED
 @given(graphs(), st.data())
 def test_another_attribute_is_another_graph(g: og.Graph, data: st.DataObject) -> None:
@@ -65,6 +66,7 @@ def test_another_attribute_is_another_graph(g: og.Graph, data: st.DataObject) ->
     assert copied(g, change) != g
 
 
+@pytest.mark.slow
 @RELAXED
 @given(graphs(), st.data())
 def test_another_wiring_is_another_graph(g: og.Graph, data: st.DataObject) -> None:

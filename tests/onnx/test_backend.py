@@ -31,7 +31,7 @@ if onnx.__version__.rsplit(".", 1)[0] != "1.23":
     pytest.skip("the list of deviations is that of onnx 1.23", allow_module_level=True)
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("shard", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, SHARDS))])
 def test_onnxs_own_suite_passes_but_for_what_is_listed(
     shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ def assert_native(graph: og.Graph) -> None:
     assert {op.attrs["onnx_op"] for op in graph.ops if op.kind == "Wildcard"} <= FOREIGN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "dtype"), [(25, "float32"), (20, "float16"), (18, "bfloat16")])
 def test_a_zoo_of_activations_is_native_and_within_the_rounding_of_torch(opset: int, dtype: str) -> None:
     kind = getattr(torch, dtype)

@@ -47,6 +47,7 @@ ORIGINS: dict[str, Callable[[og.Graph], og.Graph]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("row", ROWS, ids=[f"{i}-{row.name}" for i, row in enumerate(ROWS)])
 def test_every_form_finds_the_same_units_in_every_graph_and_is_a_fixed_point(row: Rule, dtype: str) -> None:

@@ -30,6 +30,7 @@ def examples(count: int) -> settings:
     )
 
 
+@pytest.mark.slow
 @examples(150)
 @given(SOURCE)
 def test_a_model_comes_back_as_it_was_in_every_form_as_a_fixed_point(rng: Any) -> None:
@@ -84,6 +85,7 @@ def assert_agrees(rng: Any, *, compiled: bool) -> None:
         model_checks.agrees(got, want, model)
 
 
+@pytest.mark.slow
 @examples(300)
 @given(SOURCE)
 def test_a_damaged_model_is_refused_or_means_the_same_to_everybody(rng: Any) -> None:

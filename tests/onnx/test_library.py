@@ -150,6 +150,7 @@ def outputs(graph: og.Graph, feeds: dict[str, np.ndarray], dtype: str | None = "
     return list(found.values()) if isinstance(found, dict) else [found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_is_one_op_and_as_accurate_as_numpy(name: str, drafts: dict[str, Any], library: str) -> None:
     text, calls = ACTIVATIONS[name]

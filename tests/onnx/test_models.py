@@ -78,6 +78,7 @@ def test_the_text_form_says_everything(name: str) -> None:
     assert og.parse(str(graph), constants=constants) == graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["decomposed", "function", "standard", "contrib", "auto"])
 def test_every_form_is_accepted_agrees_and_is_a_fixed_point(

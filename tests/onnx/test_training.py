@@ -188,6 +188,7 @@ def trained(graph: og.Graph, names: Any) -> dict[str, np.ndarray]:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", [False, True])
 def test_gradients_are_those_of_a_twin(case: Any, library: bool) -> None:
     model, tensors, twin, names, x = case

@@ -262,6 +262,7 @@ def chain(dtype: str, x: Any, a: Any) -> og.Graph:
     return g.finalize()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_layout_draws_the_same(cupy: FakeCupy, case: Case, dtype: str) -> None:

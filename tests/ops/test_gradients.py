@@ -457,7 +457,7 @@ def test_first_and_second_derivatives_have_their_limits_at_infinity(kind: str, a
 BOUNDS = {"f32": 3.0, "bf16": 0.51, "f16": 0.51}
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [r for r in UNARY if not r.is_cast], ids=lambda r: r.kind)
 def test_a_derivative_is_accurate_however_its_rule_is_made(record: OpDef) -> None:
     if not cpu_compiler.is_available():

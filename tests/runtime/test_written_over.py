@@ -40,6 +40,7 @@ def sized(text: str, n: int, m: int) -> og.Graph:
     return og.parse(text.replace("N,M", f"{n},{m}").replace("[N", f"[{n}").replace("[M", f"[{m}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(5, 5), (64, 64), (300, 300), (3, 40), (40, 3)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_result_over_an_input_is_right_or_refused(name: str, size: tuple[int, int]) -> None:

@@ -65,6 +65,7 @@ def layer_group_and_batch_norms(*given):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parameters", ["f32", "alike"])
 def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
@@ -160,6 +161,7 @@ def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
         torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
 def test_an_instance_norm_without_eps_of_a_channel_of_one_number(affine, dtype):

@@ -99,6 +99,7 @@ def step(model, inputs, seed):
     return [loss.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "feed", "sizes"),
     [

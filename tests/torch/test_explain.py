@@ -138,6 +138,7 @@ def kept_by_hooks(model: nn.Module, x: torch.Tensor) -> int:
     return sum({s._cdata: s.nbytes() for s in found if s._cdata not in free}.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_explain_and_saved_tensors_say_what_the_hooks_see(name: str) -> None:
     torch.manual_seed(0)

@@ -466,6 +466,7 @@ def test_dropout_drops_in_training_alone() -> None:
 # -- every op of the table ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_onnx_s_own_node_tests_agree() -> None:
     """Each node of the table, by the cases that onnx ships; what is refused is refused when it is read or run."""
     from onnx.backend.test.loader import load_model_tests

@@ -60,6 +60,7 @@ def test_gradients_are_the_differences_of_values(composed: Composed) -> None:
     assert torch.autograd.gradcheck(op, tuple(inputs(composed)))
 
 
+@pytest.mark.slow
 def test_second_derivatives_are_the_differences_of_gradients(composed: Composed) -> None:
     op = FusedOp(composed.graph())
     fast = len(composed.shapes) > 6  # 25 parameters: a random direction instead of every pair

@@ -91,6 +91,7 @@ def test_outputs_and_gradients_are_within_rounding_of_eager(name):
 
 
 # Eager torch refuses arithmetic in place on what backward needs in backward, AOTAutograd when it compiles.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*one of the variables needed for gradient computation has been modified")
 @pytest.mark.parametrize("seed", range(40))
 def test_random_forwards_give_what_eager_gives(seed):
@@ -714,7 +715,7 @@ def test_explain_names_units_places_reasons_and_graph_breaks():
         assert word in str(report)
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_explain_lists_what_is_kept_as_the_hooks_see_it():
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(Split)
@@ -777,8 +778,8 @@ print(ogt.explain(model, ids).units)
     "name, units",
     [
         ("llama", {"swiglu": 2, "swish": 2}),
-        pytest.param("qwen2", {"swiglu": 2, "swish": 2}, marks=pytest.mark.sweep),
-        pytest.param("gpt2", {"gelu": 2}, marks=pytest.mark.sweep),
+        ("qwen2", {"swiglu": 2, "swish": 2}),
+        ("gpt2", {"gelu": 2}),
     ],
 )
 def test_transformers_models_are_found_and_right(name, units, tmp_path):

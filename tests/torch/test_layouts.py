@@ -90,6 +90,7 @@ def operands(captured: list[Captured]) -> list[torch.Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_results_are_those_of_eager_torch(name: str) -> None:
     torch.manual_seed(0)

@@ -50,6 +50,7 @@ def compared(model: nn.Module, **how) -> Captured:
     return graph
 
 
+@pytest.mark.slow
 def test_a_chain_of_hundreds_of_ops_is_fused():
     graph = compared(Repeated(lambda x, w: torch.sin(x * w), MAX_REDUCTIONS + 5))
     sums = [sum(map(is_reduction, launch.nodes)) for launch in graph.backward.launches]
@@ -66,6 +67,7 @@ def test_a_chain_deeper_than_pythons_stack_is_fused():
     assert captured[0].inference.launches
 
 
+@pytest.mark.slow
 def test_norms_in_a_row_are_several_kernels():
     graph = compared(Repeated(lambda x, w: x + nn.functional.layer_norm(x * w, (20,)), 12))
     assert len(graph.forward.launches) == 24 // MAX_REDUCTION_DEPTH

@@ -140,6 +140,7 @@ def test_a_random_op_that_backward_replays_is_counted(dry_run: bool) -> None:
     assert report.peak.unexplained == 0
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_a_real_run_measures(subject: tuple[Any, torch.Tensor]) -> None:
     model, x = subject
     real, dry = ogt.saved_tensors(model, x), ogt.saved_tensors(model, x, dry_run=True)
@@ -158,6 +159,7 @@ KNOWN = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "activation", "mib"), KNOWN, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_a_batch_that_is_never_allocated_counts_as_the_real_one(
     model: str, activation: type[nn.Module], mib: int
@@ -515,6 +517,7 @@ FUSED: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUSED)
 def test_a_fused_model_is_measured_as_it_runs(name: str) -> None:
     """To the byte, in a dry run as in a real one; and measuring compiles nothing anew."""
@@ -541,6 +544,7 @@ def test_a_fused_model_is_measured_as_it_runs(name: str) -> None:
 PEAKS = [pytest.param(nn.ReLU, 365, marks=pytest.mark.sweep), (nn.SiLU, 365)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("activation", "peak"), PEAKS, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_a_fused_network_keeps_the_outputs_of_its_convolutions_alone(activation: type[nn.Module], peak: int) -> None:
     network = ogt.fuse(zoo.resnet18(activation))

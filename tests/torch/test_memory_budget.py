@@ -34,6 +34,7 @@ def kept(memory: Memory) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_no_more_is_kept_than_the_budget_says() -> None:
     inputs, masks = 4 * 4 * 33 * 64, 3 * 4 * 33 * 256
     whole = kept("fast") - inputs - masks

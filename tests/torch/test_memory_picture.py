@@ -37,6 +37,7 @@ def compared() -> ogt.MemoryReport:
     return ogt.saved_tensors(zoo.resnet18(nn.SiLU), x, dry_run=True, after=after)
 
 
+@pytest.mark.slow
 def test_nothing_reaches_over_the_edge(compared: ogt.MemoryReport) -> None:
     reports = [
         compared,

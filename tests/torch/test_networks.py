@@ -948,6 +948,7 @@ def test_instances_with_a_graph_break_share_what_is_compiled() -> None:
     assert len(captured) == 3  # before the break, and for each way of the branch behind it
 
 
+@pytest.mark.slow
 def test_explain_compiles_anew_what_instances_share() -> None:
     """What is measured sees all graphs of a model, also those that another instance has compiled."""
     x = torch.ones(5, 4)

@@ -16,11 +16,13 @@ from opgraph.torch.graph import backend, min_cut  # noqa: E402
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_a_random_network_does_what_it_does_in_eager_torch(seed) -> None:
     assert list(problems(drawn(seed), seed)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_another_batch_size_of_a_random_network_is_not_captured_anew(seed) -> None:
     assert list(recaptures(drawn(seed), seed)) == []

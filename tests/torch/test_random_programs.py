@@ -14,6 +14,7 @@ from opgraph.torch.tracing.guard_discovery import _Walk  # noqa: E402
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["function", "helpers"])
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_random_programs_do_what_they_do_unfused(first, way) -> None:
@@ -32,6 +33,7 @@ def test_many_random_programs_do_what_they_do_unfused(first, way) -> None:
     assert [found for seed in range(first, first + 100) if (found := problem(seed, way))] == []
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_found(monkeypatch) -> None:
     """A plan that does not compare lists and dicts is stale where one changes."""
     monkeypatch.setattr(_Walk, "_container", lambda self, value, place: None)

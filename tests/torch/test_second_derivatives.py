@@ -57,6 +57,7 @@ def gradients(model, loss, x):
     return [value.detach(), x.grad, *(p.grad for p in model.parameters())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [ogt.fuse, lambda m: torch.compile(m, backend="opgraph")], ids=["fuse", "compile"])
 @pytest.mark.parametrize("loss", [penalty, heat, inner_step, forces], ids=lambda f: f.__name__)
 def test_losses_of_gradients(loss, wrap):

@@ -118,6 +118,7 @@ class Compared(nn.Module):
         return _WAYS[self.how](v, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", _WAYS)
 def test_a_value_and_what_is_selected_from_it_are_of_one_computation(how: str) -> None:
     torch.manual_seed(0)

@@ -76,6 +76,7 @@ def _graph(value: str, reader: str, axis: int, dtype: str) -> og.Graph:
     return og.parse(f"graph(x: {dtype}[40,33], w: {dtype}[40,33]) -> (y)\n  {VALUES[value]}\n  {text}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("value", "reader", "axis", "dtype"), CASES)
 def test_some_element_is_the_largest_in_backward_too(value: str, reader: str, axis: int, dtype: str) -> None:
     graph = _graph(value, READERS[reader], axis, dtype)
@@ -94,7 +95,7 @@ def test_some_element_is_the_largest_in_backward_too(value: str, reader: str, ax
         assert np.abs(a - b).max() <= limit * np.abs(b).max(), name
 
 
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
 def test_forward_and_backward_find_the_same_elements(way: str, axis: int) -> None:
     graph = _graph("an RMSNorm", WAYS[way], axis, "f32")

@@ -43,6 +43,7 @@ def modules() -> list:
     return all_modules()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample(name: str, ops: list) -> None:
     """Without a compiler, which is what takes the time: how calls are captured is the same."""
@@ -116,6 +117,7 @@ def of_modules(modules: list, dtypes: list[torch.dtype], most: int | None, check
     return "\n".join(f"{f.op}: {f}" for info in modules for f in sweep.findings(info, dtypes, checks))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name,dtype", COMPILED, ids=str)
 def test_a_sample_of_kernels(name: str, dtype: torch.dtype, ops: list) -> None:
     assert not findings(name, dtype, ops, most=1)
