@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from emulator import FakeCupy
@@ -95,6 +96,17 @@ def interpreted_kernels() -> Iterator[None]:
 
     with interpreted():
         yield
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[ModuleType]:
+    """torch.distributed with a group of this process alone."""
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available() or not dist.is_gloo_available():
+        pytest.skip("torch was built without gloo")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -631,17 +631,6 @@ def test_rounding_each_is_eager_bit_for_bit_where_the_ops_are_exact():
         ogt.fuse(Model(), rounding="never")
 
 
-@pytest.fixture
-def one_rank(tmp_path):
-    """A process group of this process alone."""
-    dist = pytest.importorskip("torch.distributed")
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("torch was built without gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("fused_first", [True, False])
 def test_sharded_training_frees_parameters_that_nothing_waits_for(one_rank, fused_first):
     from torch.distributed.fsdp import fully_shard

@@ -85,44 +85,33 @@ class Branches(nn.Module):
         return h * self.a if self.a > 0.5 else h + self.a
 
 
+def trained_in_parallel(model, x, bucket, times=1):
+    """The last result and the gradients of a model under DistributedDataParallel, whose buckets have so many MB."""
+    parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket)
+    for _ in range(times):
+        y = parallel(x)
+        y.square().sum().backward()
+    del parallel  # gloo's threads end with the group's last owner, which must not be freed later, under the GIL
+    return [y.detach(), *(p.grad for p in model.parameters())]
+
+
 @pytest.mark.parametrize("bucket", [25, 0.001])
-def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucket, tmp_path):
-    dist = pytest.importorskip("torch.distributed")
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("torch was built without gloo")
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        found, captured = [], []
-        for model in plain_and_fused(Branches()):
-            parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket)
-            with observed(captured.append):
-                parallel(torch.linspace(-2, 2, 12).view(2, 6)).square().sum().backward()
-            found.append([p.grad for p in model.parameters()])
-            del parallel  # gloo's threads end with the group's last owner, which must not be freed below, under the GIL
-    finally:
-        dist.destroy_process_group()
+def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucket, one_rank):
+    captured = []
+    x = torch.linspace(-2, 2, 12).view(2, 6)
+    with observed(captured.append):
+        found = [trained_in_parallel(model, x, bucket) for model in plain_and_fused(Branches())]
     assert len(captured) == 1
     torch.testing.assert_close(*found)
 
 
-def test_data_parallel_models_of_several_buckets(tmp_path, monkeypatch):
-    dist = pytest.importorskip("torch.distributed")
-    if not dist.is_available() or not dist.is_gloo_available():
-        pytest.skip("torch was built without gloo")
-    monkeypatch.setattr(dist, "_DEFAULT_FIRST_BUCKET_BYTES", 4096)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        found, captured = [], []
-        for model in plain_and_fused(nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(32, 32), nn.SiLU())])):
-            parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.004)
-            with observed(captured.append):
-                for _ in range(2):
-                    y = parallel(torch.linspace(-2, 2, 64).view(2, 32))
-                    y.square().sum().backward()
-            found.append([y, *(p.grad for p in model.parameters())])
-            del parallel  # as above
-    finally:
-        dist.destroy_process_group()
+def test_data_parallel_models_of_several_buckets(one_rank, monkeypatch):
+    monkeypatch.setattr(one_rank, "_DEFAULT_FIRST_BUCKET_BYTES", 4096)
+    captured = []
+    x = torch.linspace(-2, 2, 64).view(2, 32)
+    network = nn.Sequential(*[m for _ in range(4) for m in (nn.Linear(32, 32), nn.SiLU())])
+    with observed(captured.append):
+        found = [trained_in_parallel(model, x, 0.004, times=2) for model in plain_and_fused(network)]
     assert len(captured) > 1
     torch.testing.assert_close(*found)
 
