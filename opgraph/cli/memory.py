@@ -123,7 +123,7 @@ def _shape(text: str) -> tuple[int, ...]:
     are_numbers = all(word.isascii() and word.isdigit() and len(word) < 20 for word in words)
     dims = tuple(int(word) for word in words) if are_numbers else (-1,)
     if any(not 0 <= dim < 1 << 63 for dim in dims):
-        raise UsageError("no dimensions", where=f"--input {text}", fix="whole numbers, as in --input 128,64,32,32")
+        raise UsageError("no dimensions", where=f"--input {text}", fix="positive numbers, as in --input 128,64,32,32")
     return dims
 
 

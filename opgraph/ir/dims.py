@@ -32,7 +32,7 @@ def checked_dims(dims: Any, where: str) -> Dims:
         return None
     if isinstance(dims, (str, bytes)) or not isinstance(dims, Iterable):
         raise InvalidArguments(
-            f"dimensions {dims!r} are no sequence", where=where, fix="give one entry per dimension: dims=(8, None)"
+            f"dimensions {dims!r} are no sequence", where=where, fix="give one entry per dimension: (8, None)"
         )
     return tuple([d if type(d) is int and 0 <= d <= MAX_SIZE else _checked_dim(d, where) for d in dims])
 

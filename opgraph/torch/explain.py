@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx import Node
 
 from opgraph.errors import InvalidArguments, OpGraphError
+from opgraph.runtime import cpu_compiler
 from opgraph.runtime.providers.torch_internals import tensors_in
 from opgraph.torch.fuse_module import FusedForward, fused_apart, reached_limits, unfused
 from opgraph.torch.graph.aten import packet, value_of
@@ -117,7 +118,11 @@ def _reason(node: Node) -> str:
     schema = getattr(node.target, "_schema", None)
     if schema is not None and schema.is_mutable:
         return "it writes into a tensor that exists"
-    return "not pointwise: a library op" if torch.Tag.pointwise not in tags else "opgraph has no op for it"
+    if torch.Tag.pointwise not in tags:
+        return "not pointwise: a library op"
+    if isinstance(value, torch.Tensor) and value.is_cpu and not cpu_compiler.is_available():
+        return "there is no C++ compiler"
+    return "opgraph has no op for it"
 
 
 def foresee(model: nn.Module) -> FusionReport:

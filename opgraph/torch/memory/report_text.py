@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -84,13 +85,16 @@ def tables(report: MemoryReport, limit: int | None = MAX_ROWS) -> list[Table]:
 
 def recomputed_rows(recomputed: Sequence[Recomputed]) -> list[tuple[str, str, str, int]]:
     """For each module the ops that run again, how many these are, and what that saves, in bytes; the most first."""
-    found: dict[str, tuple[list[str], int]] = {}
+    times: dict[str, Counter[str]] = {}
+    saves: Counter[str] = Counter()
     for entry in recomputed:
-        ops, saves = found.get(entry.module, ([], 0))
-        found[entry.module] = ([*ops, *[entry.op] * entry.times], saves + entry.saves)
-    rows = [
-        (module or "(the model itself)", " ".join(ops), str(len(ops)), saves) for module, (ops, saves) in found.items()
-    ]
+        times.setdefault(entry.module, Counter())[entry.op] += entry.times
+        saves[entry.module] += entry.saves
+    rows = []
+    for module, ops in times.items():
+        text = ", ".join(op if count == 1 else f"{count} {op}" for op, count in ops.most_common())
+        text = text if len(text) <= 60 else text[:59] + "…"
+        rows.append((module or "(the model itself)", text, str(ops.total()), saves[module]))
     return sorted(rows, key=lambda row: -row[3])
 
 
