@@ -170,7 +170,7 @@ def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
         ("ACT:Wants --input 2", 2, "takes arguments: width", "made = Wants"),
         ("ACT:Plain --input 2", 2, "a class, but not of modules", "torch.nn.Module"),
         ("ACT:number --input 2", 2, "number is of type int", "a function"),
-        ("ACT:Swish --input 2,x", 2, "no dimensions", "whole numbers"),
+        ("ACT:Swish --input 2,x", 2, "no dimensions", "positive numbers"),
         ("ACT:Swish --input 2 --batch 2", 2, "--batch goes with --model", "--input"),
         ("ACT:Swish --input 2 --model resnet18", 2, "brings its own input", "--batch N"),
         ("ACT:Swish --model resnet18 --batch 0", 2, "at least one image", "positive"),
