@@ -13,13 +13,14 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import torch
-from torch.fx import Node
+from torch.fx import Node, map_arg
 
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, OpOverload
 from opgraph.torch.graph.axis_splits import AxisSplit, Join, join_of
+from opgraph.torch.graph.refused_dtypes import is_refused
 from opgraph.torch.tracing import calls
 from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
 from opgraph.torch.tracing.session import Number
@@ -159,7 +160,14 @@ def is_computed(node: Node) -> bool:
         return made.dtype.is_floating_point and given[0].dtype not in _INTEGERS
     if any(v.dtype in _INTEGERS and v.dim() for v in given):
         return False
-    return op in _DERIVATIVES or join_of(node) is not None or (_pointwise(op) is not None and _bound(node) is not None)
+    if op in _DERIVATIVES or join_of(node) is not None:
+        return True
+    return _pointwise(op) is not None and _bound(node) is not None and not _is_refused(node)
+
+
+def _is_refused(node: Node) -> bool:
+    args, kwargs = map_arg((node.args, node.kwargs), value_of)
+    return is_refused(node.target, args, kwargs)  # type: ignore[arg-type]
 
 
 def is_elementwise(node: Node) -> bool:

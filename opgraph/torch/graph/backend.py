@@ -45,6 +45,7 @@ from opgraph.torch.graph.known_faults import (
     remove_idle_dropout,
     with_own_results,
     with_random_numbers,
+    wrong_call,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
@@ -151,6 +152,13 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             raise run_as_written(fault)
         remove_idle_dropout(graph)
         correct_native_dropout(graph)
+        wrong = wrong_call(graph)
+        if wrong:
+            warnings.warn(
+                f"a graph that calls {wrong} runs unfused: torch.compile gets its values wrong",
+                stacklevel=users_level(),
+            )
+            return _unfused(graph)
         lost = lost_write(graph)
         if lost:
             warnings.warn(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.graph.norm_decompositions import NARROW, norm_decompositions
+from opgraph.torch.graph.refused_dtypes import unless_refused, with_fitting_weights
 from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory, suggest_memory_format
 
 aten = torch.ops.aten
@@ -42,6 +43,22 @@ _BY_TORCH = (
     "nll_loss_backward", "nll_loss_forward", "ones_like", "rsub", "select_backward", "sigmoid_backward",
     "slice_backward", "smooth_l1_loss", "softplus_backward", "split_with_sizes_copy",
     "square", "t", "tanh_backward", "unsafe_split", "zeros_like",
+)  # fmt: skip
+
+
+#: Of these torch refuses some dtypes that a decomposition would take.
+_OF_SOME_DTYPES = frozenset(
+    (
+        "_log_softmax", "_safe_softmax", "_softmax", "addcdiv", "addcmul", "celu", "elu", "glu", "huber_loss",
+        "log_sigmoid_forward", "logit", "mse_loss", "nll_loss2d_forward", "nll_loss_forward", "rsub", "smooth_l1_loss",
+    )
+)  # fmt: skip
+_NORMS = frozenset(
+    (
+        "_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "native_batch_norm",
+        "native_group_norm", "native_layer_norm",
+    )
 )  # fmt: skip
 
 
@@ -79,6 +96,10 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table |= {op: _with_numbers(table[op], math.isfinite) for op in (aten.celu.default, aten.elu.default)}
     for op in (aten.hardtanh_backward.default, aten.logit_backward.default):
         table[op] = _with_numbers(table[op], lambda number: not math.isnan(number))
+    table |= {
+        op: unless_refused(op, made) for op, made in table.items() if op.overloadpacket.__name__ in _OF_SOME_DTYPES
+    }
+    table |= {op: with_fitting_weights(made) for op, made in table.items() if op.overloadpacket.__name__ in _NORMS}
     return table
 
 

@@ -1,0 +1,84 @@
+"""Calls that torch's kernels refuse for the dtypes of operands: a captured graph leaves them to torch, which raises.
+
+Compilers trace with tensors that have no data, for which torch has other kernels: these take `1.0 - mask` of truth
+values for a difference like any other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
+from opgraph.torch.graph.torch_internals import hint
+
+
+def is_refused(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch raises an error for operands of these dtypes, or for a truth value as a number.
+
+    torch computes one element of each operand to find out; of floating-point operands alone it is not asked.
+
+    Args:
+        op: whose result follows from the elements of its operands, and not from their shapes.
+        args, kwargs: of the call, with real or fake tensors.
+    """
+    leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
+    if all(a.dtype.is_floating_point if isinstance(a, torch.Tensor) else not isinstance(a, bool) for a in leaves):
+        return False
+    return _raises(op, tuple(map(_described, leaves)), structure)
+
+
+def unless_refused(op: OpOverload, decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that leaves to torch what torch refuses."""
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if is_refused(op, args, kwargs) else decomposed(*args, **kwargs)
+
+    return chosen
+
+
+def with_fitting_weights(decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition of a norm, which leaves to torch what torch refuses: weights of another dtype than the values,
+    but for f32 beside values of 16 bits."""
+
+    def chosen(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
+        known = {x.dtype, torch.float32} if x.dtype in (torch.float16, torch.bfloat16) else {x.dtype}
+        return decomposed(x, *args, **kwargs) if dtypes <= known else NotImplemented
+
+    return chosen
+
+
+def _described(leaf: Any) -> Any:
+    """What an error may depend on, of an argument: equal for equal arguments."""
+    if isinstance(leaf, torch.Tensor):
+        return torch.Tensor, leaf.dtype, leaf.dim(), leaf.device
+    if isinstance(leaf, torch.SymInt):
+        return int, hint(leaf)
+    if isinstance(leaf, torch.SymFloat):
+        return float, 1.0
+    return type(leaf), leaf
+
+
+@lru_cache(maxsize=4096)
+def _raises(op: OpOverload, described: tuple[Any, ...], structure: Any) -> bool:
+    with without_modes(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        args, kwargs = tree_unflatten([_example(*leaf) for leaf in described], structure)
+        try:
+            op(*args, **kwargs)
+        except RuntimeError:  # NotImplementedError is one
+            return True
+    return False
+
+
+def _example(kind: type, value: Any, dim: int = 0, device: torch.device | None = None) -> Any:
+    """An argument with one element; an integer is 0, which is an index of everything."""
+    if kind is not torch.Tensor:
+        return value
+    return torch.full((1,) * dim, value.is_floating_point, dtype=value, device=device)

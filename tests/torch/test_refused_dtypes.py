@@ -1,0 +1,121 @@
+"""Calls that eager torch refuses for their dtypes: a captured graph refuses them too, and computes what torch takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import opgraph.torch as ogt
+from opgraph.torch.graph.backend import Captured, observed
+from opgraph.torch.graph.program import Program
+
+aten = torch.ops.aten
+
+
+class Behind(nn.Module):
+    """A layer, and a function of its values and of which of them are positive."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, 3) -> what the function makes of (N, 3), times that."""
+        h = self.linear(x)
+        return self.function(h, h > 0) * h
+
+
+def double(x: torch.Tensor) -> torch.Tensor:
+    """Weights of another dtype."""
+    return x.detach().double()[0]
+
+
+REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "1.0 - mask": lambda x, m: 1.0 - m,
+    "x - mask": lambda x, m: x - m,
+    "0-dim - mask": lambda x, m: torch.tensor(1.5) - m,
+    "rsub": lambda x, m: torch.rsub(x, m),
+    "abs of a mask": lambda x, m: m.abs(),
+    "remainder of a mask": lambda x, m: m % m,
+    "relu of a mask": lambda x, m: m.relu(),
+    "threshold of a mask": lambda x, m: F.threshold(m, 0, 1),
+    "alpha": lambda x, m: torch.add(m, m, alpha=2.0),
+    "alpha is a truth value": lambda x, m: torch.sub(x, x, alpha=True),
+    "softmax of integers": lambda x, m: m.long().softmax(0),
+    "log_softmax of integers": lambda x, m: m.long().log_softmax(0),
+    "logsigmoid of integers": lambda x, m: F.logsigmoid(m.long()),
+    "smooth_l1_loss of integers": lambda x, m: F.smooth_l1_loss(m.long(), m.long()),
+    "cross_entropy of integers": lambda x, m: F.cross_entropy(m.long(), m.sum(1).clamp(max=2)),
+    "classes in int32": lambda x, m: F.cross_entropy(x, m.sum(1).clamp(max=2).int()),
+    "layer_norm": lambda x, m: F.layer_norm(x, (3,), double(x)),
+    "group_norm": lambda x, m: F.group_norm(x, 1, double(x)),
+    "batch_norm": lambda x, m: F.batch_norm(x, None, None, double(x), None, True),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_torch_refuses_raises_its_error(name: str) -> None:
+    x = torch.randn(2, 3)
+    model = Behind(REFUSED[name])
+    with pytest.raises(RuntimeError) as eager:
+        model(x)
+    for fused in (torch.compile(model, backend="opgraph"), ogt.fuse(model)):
+        with pytest.raises(RuntimeError) as found:
+            fused(x)
+        assert found.type is eager.type and str(found.value) == str(eager.value)
+
+
+TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "a product with a mask": lambda x, m: x * m,
+    "where": lambda x, m: torch.where(m, x, 0.0),
+    "a mask as numbers": lambda x, m: 1.0 - m.float(),
+    "masked_fill": lambda x, m: x.masked_fill(m, 1.5),
+    "one less a number": lambda x, m: x + (m & ~m),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_eager_torch_takes_stays_in_kernels(name: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3)
+    model = Behind(TAKEN[name])
+    wanted = model(x)
+    captured: list[Captured] = []
+    with observed(captured.append):
+        torch.testing.assert_close(ogt.fuse(model)(x), wanted)
+    (one,) = captured
+    assert isinstance(one.forward, Program)
+    assert {n.target for n in one.forward.library_calls} <= {aten.addmm.default}
+
+
+def test_weights_of_a_norm_may_be_f32_beside_16_bits() -> None:
+    torch.manual_seed(0)
+    norm = nn.LayerNorm(8)
+    model, x = nn.Sequential(norm, nn.SiLU()), torch.randn(4, 8, dtype=torch.bfloat16)
+    wanted = model(x)
+    captured: list[Captured] = []
+    with observed(captured.append):
+        torch.testing.assert_close(ogt.fuse(model)(x), wanted, rtol=2e-2, atol=2e-2)
+    (one,) = captured
+    assert isinstance(one.forward, Program) and not one.forward.library_calls
+
+
+def test_a_loss_that_torch_compile_gets_wrong_runs_unfused() -> None:
+    torch.manual_seed(0)
+    x, classes = torch.randn(2, 5), torch.tensor([[3, 0, -1, 1, 1], [2, -1, -1, -1, -1]])
+    model = nn.MultiLabelMarginLoss()
+    wanted = model(x * 2, classes)
+
+    class Loss(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = model(x * 2, classes)
+            return loss
+
+    with pytest.warns(UserWarning, match="multilabel_margin_loss"):
+        found = ogt.fuse(Loss())(x)
+    torch.testing.assert_close(found, wanted)
