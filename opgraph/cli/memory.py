@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opgraph.cli.main import UsageError, check_place
-from opgraph.cli.python_file import named_thing
+from opgraph.cli.python_file import named_thing, place_and_name
 from opgraph.cli.terminal import console, note, printable, progress, table
 from opgraph.cli.training_diagram import draw_plan
 from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplemented
@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "--graph draws one function, not a network", where=f"--model {args.model}", fix="give --input instead"
         )
+    if args.target is not None:
+        place_and_name(args.target)  # to load PyTorch takes seconds
     with progress() as step:
         step("loading PyTorch")
         _require_torch()
@@ -123,7 +125,9 @@ def _shape(text: str) -> tuple[int, ...]:
     are_numbers = all(word.isascii() and word.isdigit() and len(word) < 20 for word in words)
     dims = tuple(int(word) for word in words) if are_numbers else (-1,)
     if any(not 0 <= dim < 1 << 63 for dim in dims):
-        raise UsageError("no dimensions", where=f"--input {text}", fix="positive numbers, as in --input 128,64,32,32")
+        raise UsageError(
+            "no dimensions", where=f"--input {text}", fix="whole numbers from 0 on, as in --input 128,64,32,32"
+        )
     return dims
 
 

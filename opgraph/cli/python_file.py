@@ -23,9 +23,7 @@ def named_thing(target: str) -> tuple[object, str]:
         UsageError: no `:Name`, or no such name.
         ModelError: no such file or module, or it raises when it is run.
     """
-    path, colon, name = target.rpartition(":")
-    if not colon or not path or not all(part.isidentifier() for part in name.split(".")):
-        raise UsageError("no name in a Python file", where=target, fix="write FILE.py:Name or package.module:Name")
+    path, name = place_and_name(target)
     module = _file(Path(path)) if path.endswith(".py") else _module(path)
     try:
         return operator.attrgetter(name)(module), name
@@ -35,10 +33,24 @@ def named_thing(target: str) -> tuple[object, str]:
         raise UsageError(f"there is no {name} in it", where=path, fix=hint) from None
 
 
-def _file(path: Path) -> ModuleType:
-    if not path.is_file():
+def place_and_name(target: str) -> tuple[str, str]:
+    """The file or module of `act.py:Name` or `package.module:Name`, and the name; nothing is run.
+
+    Raises:
+        UsageError: no `:Name`.
+        ModelError: no such file.
+    """
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError("no name in a Python file", where=target, fix="write FILE.py:Name or package.module:Name")
+    path = Path(place)
+    if place.endswith(".py") and not path.is_file():
         what = "is a folder" if path.is_dir() else "is not there"
-        raise ModelError(f"the Python file {what}", where=str(path), fix="check the path; the form is FILE.py:Name")
+        raise ModelError(f"the Python file {what}", where=place, fix="check the path; the form is FILE.py:Name")
+    return place, name
+
+
+def _file(path: Path) -> ModuleType:
     name = f"opgraph_memory_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # it ends in .py
@@ -65,10 +77,20 @@ def _module(name: str) -> ModuleType:
         raise _failed(error, name) from error
 
 
+def _is_same(path: str, other: str) -> bool:
+    return Path(path).absolute() == Path(other).absolute()
+
+
 def _failed(error: BaseException, path: str) -> ModelError:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
-    line = getattr(error, "lineno", None) or next((f.lineno for f in reversed(frames) if f.filename == path), None)
-    fix = 'make the file importable: `python -c "import ..."` shows the whole error'
+    line = getattr(error, "lineno", None) or next(
+        (f.lineno for f in reversed(frames) if _is_same(f.filename, path)), None
+    )
+    fix = (
+        f"`python {path}` shows the whole error"
+        if path.endswith(".py")
+        else "import it in Python to see the whole error"
+    )
     if isinstance(error, ImportError) and "relative import" in str(error):
         fix = "it belongs to a package: write package.module:Name, from the folder that holds the package"
     return ModelError(

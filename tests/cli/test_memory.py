@@ -170,7 +170,7 @@ def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
         ("ACT:Wants --input 2", 2, "takes arguments: width", "made = Wants"),
         ("ACT:Plain --input 2", 2, "a class, but not of modules", "torch.nn.Module"),
         ("ACT:number --input 2", 2, "number is of type int", "a function"),
-        ("ACT:Swish --input 2,x", 2, "no dimensions", "positive numbers"),
+        ("ACT:Swish --input 2,x", 2, "no dimensions", "whole numbers from 0 on"),
         ("ACT:Swish --input 2 --batch 2", 2, "--batch goes with --model", "--input"),
         ("ACT:Swish --input 2 --model resnet18", 2, "brings its own input", "--batch N"),
         ("ACT:Swish --model resnet18 --batch 0", 2, "at least one image", "positive"),
@@ -246,7 +246,7 @@ def test_what_a_class_holds_is_named_by_both(act: str, capsys: pytest.CaptureFix
 def test_without_torch_the_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; from opgraph.cli import main;"
-        "sys.exit(main(['memory', 'a.py:A', '--input', '2']))"
+        "sys.exit(main(['memory', 'json:dumps', '--input', '2']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1

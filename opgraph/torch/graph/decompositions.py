@@ -70,7 +70,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
         shows_statistics: mean and inverse deviation of norms may be results of the graph (`norm_decompositions`).
     """
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
-    table = dict(get_decompositions(packets))
+    table: dict[Any, Callable[..., Any]] = dict(get_decompositions(packets))
     table |= norm_decompositions(table, shows_statistics=shows_statistics)
     table |= {op: _in_one_order(op) for op in _IN_ONE_ORDER}
     table[aten.pow.Scalar] = _of_contiguous(aten.pow.Scalar, 1)
