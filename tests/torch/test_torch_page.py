@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "specs" / "torch.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_example_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -66,12 +66,13 @@ def fault_of_frame(graph: GraphModule) -> str:
 
 #: Of class numbers that a -1 ends, torch's decomposition reads those behind it too, and the class that -1 stands for.
 #: Every backend of torch.compile gets it, as torch 2.13 registers it.
-_WRONG = frozenset((functional.multilabel_margin_loss, getattr(torch._C._nn, "multilabel_margin_loss", None)))
+_WRONG = frozenset(("multilabel_margin_loss",))
 
 
 def wrong_call(graph: GraphModule) -> str:
     """The name of a function that a graph calls and torch.compile gets wrong; or ""."""
-    return next((n.target.__name__ for n in graph.graph.nodes if n.op == "call_function" and n.target in _WRONG), "")
+    names = (getattr(n.target, "__name__", "") for n in graph.graph.nodes if n.op == "call_function")
+    return next((name for name in names if name in _WRONG), "")
 
 
 def lost_write(graph: GraphModule) -> str:

@@ -12,10 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
-from opgraph.torch.graph.torch_internals import hint
+from opgraph.torch.graph.torch_internals import hint, tree_flatten, tree_unflatten
 
 
 def is_refused(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
-# Without a stand-in: how torch writes its ops in smaller ones, and in which order of memory.
+# Without a stand-in: how torch writes its ops in smaller ones, in which order of memory, and its nests of arguments.
 from torch._decomp import get_decompositions as get_decompositions
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
 from opgraph.runtime.providers.torch_internals import FakeTensor, dispatch_modes, fake_mode_of
