@@ -125,7 +125,8 @@ def _report(source: str, target: Path, library: str | None, args: argparse.Names
         )
     if library is not None:
         ops = len({op.name for op in outcome.draft.library})
-        processors = "processors like this one" if args.march is None else f"{printable(args.march)} processors"
+        march = march_of(args)
+        processors = "processors like this one" if march == "native" else f"{printable(march)} processors"
         devices = f"{processors}{' and GPUs from sm_80 on' if args.cuda else ''}"
         out.print(f"library: {printable(library)}, {ops} ops for {devices}; with it:")
         out.print(f"  options.register_custom_ops_library({printable(str(Path(library).absolute()))!r})")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 
 import opgraph.torch as ogt
 from opgraph.torch.graph.backend import Captured, observed
@@ -43,18 +43,18 @@ REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "abs of a mask": lambda x, m: m.abs(),
     "remainder of a mask": lambda x, m: m % m,
     "relu of a mask": lambda x, m: m.relu(),
-    "threshold of a mask": lambda x, m: F.threshold(m, 0, 1),
+    "threshold of a mask": lambda x, m: functional.threshold(m, 0, 1),
     "alpha": lambda x, m: torch.add(m, m, alpha=2.0),
     "alpha is a truth value": lambda x, m: torch.sub(x, x, alpha=True),
     "softmax of integers": lambda x, m: m.long().softmax(0),
     "log_softmax of integers": lambda x, m: m.long().log_softmax(0),
-    "logsigmoid of integers": lambda x, m: F.logsigmoid(m.long()),
-    "smooth_l1_loss of integers": lambda x, m: F.smooth_l1_loss(m.long(), m.long()),
-    "cross_entropy of integers": lambda x, m: F.cross_entropy(m.long(), m.sum(1).clamp(max=2)),
-    "classes in int32": lambda x, m: F.cross_entropy(x, m.sum(1).clamp(max=2).int()),
-    "layer_norm": lambda x, m: F.layer_norm(x, (3,), double(x)),
-    "group_norm": lambda x, m: F.group_norm(x, 1, double(x)),
-    "batch_norm": lambda x, m: F.batch_norm(x, None, None, double(x), None, True),
+    "logsigmoid of integers": lambda x, m: functional.logsigmoid(m.long()),
+    "smooth_l1_loss of integers": lambda x, m: functional.smooth_l1_loss(m.long(), m.long()),
+    "cross_entropy of integers": lambda x, m: functional.cross_entropy(m.long(), m.sum(1).clamp(max=2)),
+    "classes in int32": lambda x, m: functional.cross_entropy(x, m.sum(1).clamp(max=2).int()),
+    "layer_norm": lambda x, m: functional.layer_norm(x, (3,), double(x)),
+    "group_norm": lambda x, m: functional.group_norm(x, 1, double(x)),
+    "batch_norm": lambda x, m: functional.batch_norm(x, None, None, double(x), None, True),
 }
 
 

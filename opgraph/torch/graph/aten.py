@@ -162,12 +162,9 @@ def is_computed(node: Node) -> bool:
         return False
     if op in _DERIVATIVES or join_of(node) is not None:
         return True
-    return _pointwise(op) is not None and _bound(node) is not None and not _is_refused(node)
-
-
-def _is_refused(node: Node) -> bool:
-    args, kwargs = map_arg((node.args, node.kwargs), value_of)
-    return is_refused(node.target, args, kwargs)  # type: ignore[arg-type]
+    if _pointwise(op) is None or _bound(node) is None:
+        return False
+    return not is_refused(node.target, *map_arg((node.args, node.kwargs), value_of))
 
 
 def is_elementwise(node: Node) -> bool:

@@ -40,12 +40,11 @@ from opgraph.torch.graph.known_faults import (
     correct_native_dropout,
     draws_numbers,
     fault_of_frame,
-    lost_write,
+    fault_of_graph,
     overlap_check,
     remove_idle_dropout,
     with_own_results,
     with_random_numbers,
-    wrong_call,
 )
 from opgraph.torch.graph.layouts import channels_last
 from opgraph.torch.graph.min_cut import Memory, check_memory, partitioner
@@ -152,19 +151,9 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             raise run_as_written(fault)
         remove_idle_dropout(graph)
         correct_native_dropout(graph)
-        wrong = wrong_call(graph)
-        if wrong:
-            warnings.warn(
-                f"a graph that calls {wrong} runs unfused: torch.compile gets its values wrong",
-                stacklevel=users_level(),
-            )
-            return _unfused(graph)
-        lost = lost_write(graph)
-        if lost:
-            warnings.warn(
-                f"a graph that writes into {lost} runs unfused: torch.compile gets the write wrong",
-                stacklevel=users_level(),
-            )
+        fault = fault_of_graph(graph)
+        if fault:
+            warnings.warn(f"a graph that {fault}", stacklevel=users_level())
             return _unfused(graph)
         inputs = with_random_numbers(graph, example_inputs)
         if inputs is None:

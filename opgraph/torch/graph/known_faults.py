@@ -64,18 +64,21 @@ def fault_of_frame(graph: GraphModule) -> str:
     return ""
 
 
-#: Of class numbers that a -1 ends, torch's decomposition reads those behind it too, and the class that -1 stands for.
-#: Every backend of torch.compile gets it, as torch 2.13 registers it.
+#: Where a -1 ends the class numbers of a row, torch's decomposition adds terms of class 0 for the places behind it. It
+#: is registered so that every backend of torch.compile gets it (torch 2.13).
 _WRONG = frozenset(("multilabel_margin_loss",))
 
 
-def wrong_call(graph: GraphModule) -> str:
-    """The name of a function that a graph calls and torch.compile gets wrong; or ""."""
-    names = (getattr(n.target, "__name__", "") for n in graph.graph.nodes if n.op == "call_function")
-    return next((name for name in names if name in _WRONG), "")
+def fault_of_graph(graph: GraphModule) -> str:
+    """Why a graph has to run unfused, or ""."""
+    names = {getattr(n.target, "__name__", "") for n in graph.graph.nodes if n.op == "call_function"}
+    for name in sorted(names & _WRONG):
+        return f"calls {name} runs unfused: torch.compile gets its values wrong"
+    lost = _lost_write(graph)
+    return f"writes into {lost} runs unfused: torch.compile gets the write wrong" if lost else ""
 
 
-def lost_write(graph: GraphModule) -> str:
+def _lost_write(graph: GraphModule) -> str:
     """What a graph writes into, where torch.compile would lose the write or give back a wrong view of it; or "".
 
     - Dynamo takes an f64 tensor of no dimension on the CPU for a Python number. AOTAutograd makes it trace the function

@@ -17,13 +17,13 @@ from opgraph.runtime.providers.torch_internals import OpOverload, without_modes
 from opgraph.torch.graph.torch_internals import hint, tree_flatten, tree_unflatten
 
 
-def is_refused(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def is_refused(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether torch raises an error for operands of these dtypes, or for a truth value as a number.
 
     torch computes one element of each operand to find out; of floating-point operands alone it is not asked.
 
     Args:
-        op: whose result follows from the elements of its operands, and not from their shapes.
+        op: an overload whose result follows from the elements of its operands, and not from their shapes.
         args, kwargs: of the call, with real or fake tensors.
     """
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))

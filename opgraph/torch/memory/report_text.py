@@ -93,8 +93,7 @@ def recomputed_rows(recomputed: Sequence[Recomputed]) -> list[tuple[str, str, st
     rows = []
     for module, ops in times.items():
         text = ", ".join(op if count == 1 else f"{count} {op}" for op, count in ops.most_common())
-        text = text if len(text) <= 60 else text[:59] + "…"
-        rows.append((module or "(the model itself)", text, str(ops.total()), saves[module]))
+        rows.append((module or "(the model itself)", _shortened(text), str(ops.total()), saves[module]))
     return sorted(rows, key=lambda row: -row[3])
 
 
@@ -109,7 +108,11 @@ def _module_cells(group: Group) -> tuple[str, ...]:
 
 def _line_cells(group: Group) -> tuple[str, ...]:
     where, code = group.of
-    return os.path.basename(where), code if len(code) <= 60 else code[:59] + "…"
+    return os.path.basename(where), _shortened(code)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _groups(
