@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.graph.norm_decompositions import NARROW, norm_decompositions
-from opgraph.torch.graph.refused_dtypes import unless_refused, with_fitting_weights
+from opgraph.torch.graph.refused_dtypes import unless_refused
 from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory, suggest_memory_format
 
 aten = torch.ops.aten
@@ -51,13 +51,6 @@ _OF_SOME_DTYPES = frozenset(
     (
         "_log_softmax", "_safe_softmax", "_softmax", "addcdiv", "addcmul", "celu", "elu", "glu", "huber_loss",
         "log_sigmoid_forward", "logit", "mse_loss", "nll_loss2d_forward", "nll_loss_forward", "rsub", "smooth_l1_loss",
-    )
-)  # fmt: skip
-_NORMS = frozenset(
-    (
-        "_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit",
-        "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "native_batch_norm",
-        "native_group_norm", "native_layer_norm",
     )
 )  # fmt: skip
 
@@ -99,7 +92,6 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table |= {
         op: unless_refused(op, made) for op, made in table.items() if op.overloadpacket.__name__ in _OF_SOME_DTYPES
     }
-    table |= {op: with_fitting_weights(made) for op, made in table.items() if op.overloadpacket.__name__ in _NORMS}
     return table
 
 

@@ -41,7 +41,19 @@ def norm_decompositions(
     made.update((o, _without_eps(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
     made.update((o, _with_wide_statistics(made[o], shows_statistics)) for o in _overloads(_MAKERS, by_torch))
     made.update((o, _laid_out(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
+    made.update((o, _with_fitting_weights(made[o])) for o in _overloads({*_MAKERS, *_BATCH_NORMS}, by_torch))
     return {o: decomposition for o, decomposition in made.items() if decomposition is not by_torch[o]}
+
+
+def _with_fitting_weights(decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves to torch what torch refuses: weights of another dtype than the values, but for f32 beside 16 bits."""
+
+    def chosen(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
+        known = {x.dtype, torch.float32} if x.dtype in NARROW else {x.dtype}
+        return decomposed(x, *args, **kwargs) if dtypes <= known else NotImplemented
+
+    return chosen
 
 
 def _overloads(names: Iterable[str], known: Container[Any]) -> list[Any]:

@@ -41,18 +41,6 @@ def unless_refused(op: OpOverload, decomposed: Callable[..., Any]) -> Callable[.
     return chosen
 
 
-def with_fitting_weights(decomposed: Callable[..., Any]) -> Callable[..., Any]:
-    """The decomposition of a norm, which leaves to torch what torch refuses: weights of another dtype than the values,
-    but for f32 beside values of 16 bits."""
-
-    def chosen(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
-        known = {x.dtype, torch.float32} if x.dtype in (torch.float16, torch.bfloat16) else {x.dtype}
-        return decomposed(x, *args, **kwargs) if dtypes <= known else NotImplemented
-
-    return chosen
-
-
 def _described(leaf: Any) -> Any:
     """What an error may depend on, of an argument: equal for equal arguments."""
     if isinstance(leaf, torch.Tensor):
