@@ -119,7 +119,8 @@ def _figures(suite: str, figures: Sequence[Figure]) -> Table:
 def remarks(results: Results) -> list[str]:
     """Who was absent, what was wrong or could not run, and who does not take a model: a line each. Who does not take an
     entry is in the JSON alone."""
-    lines = [f"absent: {name}: {why}" for name, why in results.absent.items()]
+    lines = [] if results.complete else ["incomplete: the run was stopped before its end"]
+    lines += [f"absent: {name}: {why}" for name, why in results.absent.items()]
     for row in results.rows:
         for index, cell in enumerate(row.cells):
             if cell.failed and (index == 0 or cell.failed.startswith(("wrong: ", "error: ", TAKES_NOT))):

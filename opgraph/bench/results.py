@@ -108,6 +108,7 @@ class Results:
         settings: what was asked for.
         peers: name -> version of those that took part.
         absent: name -> why it did not, and how to get it.
+        complete: False where the run was stopped before its end.
     """
 
     machine: Mapping[str, Any]
@@ -116,6 +117,7 @@ class Results:
     absent: dict[str, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    complete: bool = True
 
     def to_json(self) -> str:
         """The text of a file; equal results give equal text."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from opgraph.bench.case import require_gpu, require_gpu_still
 from opgraph.bench.machine import machine, use_threads
 from opgraph.bench.peers.peer import Peer
-from opgraph.bench.peers.table import look
+from opgraph.bench.peers.table import Found, look
 from opgraph.bench.plan import COMPILER, Job, jobs, suites_of
 from opgraph.bench.results import COLD, WARM, Results
-from opgraph.errors import OpGraphError
+from opgraph.errors import InvalidArguments, OpGraphError
 
 #: Seconds of `--quick`, and of a run of the GPU suites, unless told otherwise.
 QUICK, GPU = 165.0, 420.0
@@ -79,6 +79,11 @@ def run(
         asked_for(settings.entries)
     say("looking for peers")
     found = look(settings.device, settings.peers, settings.without)
+    if settings.peers and not any(f.version for f in found):
+        raise InvalidArguments(
+            f"there is nothing to measure beside: {'; '.join(f'{f.peer.name} {_absence(f)}' for f in found)}",
+            where="--peers", fix="name a peer that `opgraph bench --list` finds",
+        )  # fmt: skip
     threads = use_threads(settings.threads)
     results = Results(
         machine=machine(),
@@ -92,11 +97,18 @@ def run(
             "budget_s": settings.budget,
         },
         peers={f.peer.name: f.version for f in found if f.version},
-        absent={f.peer.name: f"{f.reason}; {f.peer.get}" for f in found if not f.version},
+        absent={f.peer.name: _absence(f) for f in found if not f.version},
+        complete=False,
     )
     peers = [f.peer for f in found if f.version]
     _Run(settings, results, peers, threads, cache, say, keep).all(suites, planned)
+    results.complete = True
     return results
+
+
+def _absence(found: Found) -> str:
+    """Why a peer is absent, and how to get it."""
+    return f"{found.reason}; {found.get}" if found.get else found.reason
 
 
 class _Run:

@@ -263,7 +263,7 @@ def _list(device: str) -> int:
     rows = [(e.suite, e.name, ", ".join(e.directions), (e.formula.__doc__ or "").strip()) for e in ENTRIES]
     rows += [(suite, "", "", "") for suite in OTHER_SUITES]
     out.print(table("", ("suite", "entry", "directions", "~what"), rows))
-    found = [(f.peer.name, f.version or f"absent: {f.reason}", "" if f.version else f.peer.get) for f in look(device)]
+    found = [(f.peer.name, f.version or f"absent: {f.reason}", f.get) for f in look(device)]
     out.print(table("", ("peer", "~version", "~how to get it"), found))
     return 0
 

@@ -49,11 +49,8 @@ def get(kind: str, *, where: str) -> OpDef:
         by_lower = {k.lower(): k for k in _REGISTRY}
         close = difflib.get_close_matches(str(kind).lower(), by_lower, n=3, cutoff=0.5)
         near = [by_lower[c] for c in ([str(kind).lower()] if str(kind).lower() in by_lower else close)]
-        raise InvalidGraphOp(
-            f"unknown op kind {kind!r}",
-            where=where,
-            fix=f"did you mean {' or '.join(near)}?" if near else "`opgraph ops` lists the kinds",
-        )
+        nearest = f"did you mean {' or '.join(near)}? " if near else ""
+        raise InvalidGraphOp(f"unknown op kind {kind!r}", where=where, fix=f"{nearest}`opgraph ops` lists the kinds")
     return found
 
 

@@ -101,11 +101,9 @@ class Ports:
     def _refuse_names(self, given: Mapping[Any, Any]) -> None:
         missing = [n for n in self.names if n not in given]
         unknown = [repr(n) for n in given if n not in self.names]
-        what = (
-            f"missing {self.what}s: {', '.join(missing)}" if missing else f"unknown {self.what}s: {', '.join(unknown)}"
-        )
+        wrong = (("missing", missing), ("unknown", unknown))
         raise InvalidArguments(
-            what,
+            "; ".join(f"{how} {self.what}s: {', '.join(names)}" for how, names in wrong if names),
             where=f"the {self.what}s of a call",
             fix=f"the graph's {self.what}s are {', '.join(self.names) or 'none'}",
         )

@@ -65,7 +65,7 @@ def test_a_run_measures_what_was_asked_for(measured: Path) -> None:
         assert row.ours.us is not None and row.ours.us > 0, row
         assert row.copy is not None and row.copy.ratio is not None and row.copy.ratio.median > 0
     assert found.machine["opgraph"] and found.machine["date"] and found.machine["cpu"]
-    assert found.peers["NumPy"] and "Triton" in found.absent and "pip install" in found.absent["Triton"]
+    assert found.complete and found.peers["NumPy"] and "runs on a GPU" in found.absent["Triton"]
     assert json.loads(measured.read_text())["settings"]["threads"] >= 1
 
 
@@ -109,7 +109,14 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
 def test_the_list_names_entries_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--list") == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("fractional (NAF1)", "softmax", "scale", "NumPy", "Liger", "pip install"))
+    assert all(word in printed for word in ("fractional (NAF1)", "softmax", "scale", "NumPy"))
+    (liger,) = (line for line in printed.splitlines() if line.split()[:1] == ["Liger"])
+    assert "runs on a GPU" in liger and "pip install" not in liger  # which would not help
+
+
+def test_a_run_with_no_peer_that_is_here_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--entries", "mish", "--sizes", "500", "--peers", "Triton") == 2
+    assert "Triton runs on a GPU (--device cuda) alone" in capsys.readouterr().err
 
 
 def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +194,9 @@ def test_a_run_that_is_stopped_shows_and_keeps_what_it_measured(
     shown, told = capsys.readouterr()
     assert status == (130 if isinstance(stop, KeyboardInterrupt) else 1) and rows == ["forward", "backward"]
     assert "mish" in shown and "NumPy" in shown and ("stopped" in told or "the GPU is lost" in told)
-    assert [row.direction for row in read(str(path)).rows] == ["forward"]
+    kept = read(str(path))
+    assert [row.direction for row in kept.rows] == ["forward"] and not kept.complete
+    assert run("--from", path) == 0 and "incomplete: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

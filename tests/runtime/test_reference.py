@@ -111,6 +111,7 @@ X = np.zeros((3, 4), "f4")
 BAD_FEEDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("missing", {}, errors.InvalidArguments, "missing inputs: x"),
     ("unknown", {"x": X, "z": X}, errors.InvalidArguments, "unknown inputs: 'z'"),
+    ("misspelled", {"z": X}, errors.InvalidArguments, "missing inputs: x; unknown inputs: 'z'"),
     ("list", {"x": [[0.0] * 4]}, errors.InvalidArguments, "got list for f32[n,4]"),
     ("dtype", {"x": X.astype("f8")}, errors.InvalidDataType, "got an array of float64 for f32[n,4]"),
     ("rank", {"x": X[0]}, errors.InvalidShape, "got shape [4] for [n,4]"),

@@ -45,11 +45,13 @@ class Found:
     Attributes:
         version: empty where it is absent.
         reason: why it is absent.
+        get: how to get it; empty where it is here, and where it does not run on the device.
     """
 
     peer: Peer
     version: str = ""
     reason: str = ""
+    get: str = ""
 
 
 def look(device: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> tuple[Found, ...]:
@@ -78,5 +80,6 @@ def look(device: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ())
         try:
             found.append(Found(peer=peer, version=peer.find(device)))
         except Absent as error:
-            found.append(Found(peer=peer, reason=str(error).splitlines()[0] if str(error) else "not installed"))
+            reason = str(error).splitlines()[0] if str(error) else "not installed"
+            found.append(Found(peer=peer, reason=reason, get=peer.get))
     return tuple(found)
