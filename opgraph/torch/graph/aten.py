@@ -20,7 +20,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.torch_dtypes import NAMES
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator, OpOverload
 from opgraph.torch.graph.axis_splits import AxisSplit, Join, join_of
-from opgraph.torch.graph.refused_dtypes import is_refused
+from opgraph.torch.graph.refused_operands import has_number, is_refused
 from opgraph.torch.tracing import calls
 from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
 from opgraph.torch.tracing.session import Number
@@ -149,7 +149,9 @@ def is_computed(node: Node) -> bool:
     if not all(_is_data(v) for v in given):
         return False
     if op in _FILLS:
-        return not given
+        number = node.args[_FILLS[op]]
+        is_float = isinstance(number, (int, float)) and made.dtype.is_floating_point
+        return not given and (not is_float or has_number(made.dtype, number))
     if any(v.device != made.device and not is_fill(n) for n, v in zip(node.all_input_nodes, given, strict=True)):
         return False
     if op in _CASTS:  # torch's conversion of numbers that a small integer does not have depends on the processor

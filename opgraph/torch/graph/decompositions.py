@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opgraph.torch.graph.norm_decompositions import NARROW, norm_decompositions
-from opgraph.torch.graph.refused_dtypes import unless_refused
+from opgraph.torch.graph.refused_operands import unless_refused
 from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory, suggest_memory_format
 
 aten = torch.ops.aten
@@ -46,11 +46,12 @@ _BY_TORCH = (
 )  # fmt: skip
 
 
-#: Of these torch refuses some dtypes that a decomposition would take.
-_OF_SOME_DTYPES = frozenset(
+#: Of these torch refuses some dtypes, or numbers, that a decomposition would take.
+_OF_SOME_OPERANDS = frozenset(
     (
         "_log_softmax", "_safe_softmax", "_softmax", "addcdiv", "addcmul", "celu", "elu", "glu", "huber_loss",
-        "log_sigmoid_forward", "logit", "mse_loss", "nll_loss2d_forward", "nll_loss_forward", "rsub", "smooth_l1_loss",
+        "log_sigmoid_forward", "logit", "masked_fill", "mse_loss", "nll_loss2d_forward", "nll_loss_forward", "rsub",
+        "smooth_l1_loss",
     )
 )  # fmt: skip
 
@@ -81,26 +82,57 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     table[aten.as_strided_scatter.default] = _as_strided_scatter
     table[aten.constant_pad_nd.default] = _constant_pad_nd
     table[aten.full_like.default] = _full_like
-    table[aten.elu_backward.default] = _elu_backward
+    table[aten.elu_backward.default] = _unless_falling(_elu_backward, slope=1, is_result=4)
+    own = table[aten.leaky_relu_backward.default]
+    table[aten.leaky_relu_backward.default] = _unless_falling(own, slope=2, is_result=3)
+    table[aten.nll_loss2d_forward.default] = _of_whole_images(table[aten.nll_loss2d_forward.default])
     table[aten.hardswish_backward.default] = _hardswish_backward
     table[aten.logit_backward.default] = _logit_backward
     table[aten.threshold_backward.default] = _threshold_backward
     table[aten.smooth_l1_loss_backward.default] = _smooth_l1_loss_backward
-    table |= {op: _with_numbers(table[op], math.isfinite) for op in (aten.celu.default, aten.elu.default)}
-    for op in (aten.hardtanh_backward.default, aten.logit_backward.default):
-        table[op] = _with_numbers(table[op], lambda number: not math.isnan(number))
+    numbers: dict[Any, Callable[[float], bool]] = {
+        aten.elu.default: math.isfinite,
+        aten.celu.default: lambda number: math.isfinite(number) and number != 0,
+        aten.smooth_l1_loss.default: lambda number: number >= 0,
+        aten.hardtanh_backward.default: lambda number: not math.isnan(number),
+        aten.logit_backward.default: lambda number: not math.isnan(number),
+    }
+    table |= {op: _with_numbers(table[op], fits) for op, fits in numbers.items()}
     table |= {
-        op: unless_refused(op, made) for op, made in table.items() if op.overloadpacket.__name__ in _OF_SOME_DTYPES
+        op: unless_refused(op, made) for op, made in table.items() if op.overloadpacket.__name__ in _OF_SOME_OPERANDS
     }
     return table
 
 
 def _with_numbers(decomposed: Callable[..., Any], fits: Callable[[float], bool]) -> Callable[..., Any]:
-    """A decomposition for numbers that fit alone: of others torch's kernel makes something else."""
+    """A decomposition for numbers that fit alone: of others torch's kernel makes something else, or an error."""
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
         return decomposed(*args, **kwargs) if all(map(fits, numbers)) else NotImplemented
+
+    return chosen
+
+
+def _unless_falling(decomposed: Callable[..., Any], *, slope: int, is_result: int) -> Callable[..., Any]:
+    """The derivative of an activation, perhaps from its result: where it falls below 0, torch refuses that.
+
+    Args:
+        slope, is_result: places of the arguments.
+    """
+
+    def chosen(*args: Any) -> Any:
+        return NotImplemented if args[is_result] and args[slope] < 0 else decomposed(*args)
+
+    return chosen
+
+
+def _of_whole_images(decomposed: Callable[..., Any]) -> Callable[..., Any]:
+    """A loss of images of classes; torch refuses those of another size, which a decomposition would broadcast."""
+
+    def chosen(x: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
+        fits = x.dim() == 4 and (x.shape[0], *x.shape[2:]) == target.shape
+        return decomposed(x, target, *args) if fits else NotImplemented
 
     return chosen
 

@@ -39,8 +39,23 @@ def is_view(node: Node) -> bool:
         return False  # AOTAutograd does not say what random numbers drawn again in backward look like
     if packet(node) is aten.as_strided:
         # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
-        return base_of(node.all_input_nodes[0]).op != "placeholder"
+        base = base_of(node.all_input_nodes[0])
+        return base.op != "placeholder" and _lies_in(value, value_of(base))
     return True
+
+
+def _lies_in(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether a view, of known sizes, ends where the elements of its base do, or before: else torch raises an error."""
+    begin = view.storage_offset() - base.storage_offset()
+    numbers = (begin, *view.shape, *view.stride(), *base.shape, *base.stride())
+    return all(isinstance(n, int) for n in numbers) and 0 <= begin <= _span(base) - _span(view)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first one to behind the last one."""
+    if 0 in tensor.shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def base_of(node: Node) -> Node:

@@ -19,6 +19,7 @@ from opgraph.torch.tracing.expansions import (
     repeat_arithmetic,
     same_arithmetic,
     spread_like,
+    spread_over,
 )
 from opgraph.torch.tracing.proxy import LAYOUT, Proxy, answer, proxies
 from opgraph.torch.tracing.result_layout import torch_call
@@ -50,12 +51,11 @@ def record(
         return result
     if kwargs.get("out") is not None:
         raise trace_errors.writes(f"{name}(out=...)", "a tensor that was there before")
-    spreads = is_spread(name, args)
-    if spreads and name != "expand_as":
+    if is_spread(name, args):
         session.forget(before)
-        return session.call(torch.Tensor.expand_as, (args[0], spread_like(session, args, kwargs)), {})
+        return session.call(spread_over, (args[0], spread_like(session, args, kwargs)), {})
     runs = _runs(name, args, kwargs)
-    is_expansion = name in EXPANSIONS and not runs and not spreads
+    is_expansion = name in EXPANSIONS and not runs
     if is_expansion or (name in ("to", "type_as") and not isinstance(args[0], Proxy)):
         session.forget(before)
         return EXPANSIONS.get(name, EXPANSIONS["view_as"])(session, func, args, kwargs)
@@ -63,8 +63,8 @@ def record(
     emitter = Emitter(session, name)
     if runs:
         node.action = RUNS
-    elif spreads:
-        _spread(node, emitter, args[0], args[1] if len(args) > 1 else kwargs["other"])
+    elif func is spread_over:
+        _spread(node, emitter, *args)
     elif func is same_arithmetic:
         _made(node, repeat_arithmetic(emitter, args), args[0].dtype)
     elif is_view(name) and func not in table():
@@ -129,9 +129,8 @@ def _detach(node: Node, emitter: Emitter, name: str) -> None:
 
 
 def _spread(node: Node, emitter: Emitter, value: Proxy, like: torch.Tensor) -> None:
-    shape = like.ref if isinstance(like, Proxy) else emitter.session.capture(like)
     own = name_of(value.dtype, "expand")
-    _made(node, emitter.step("BroadcastTo", (value.ref, shape), own), value.dtype)
+    _made(node, emitter.step("BroadcastTo", (value.ref, emitter.session.capture(like)), own), value.dtype)
 
 
 def _compute(
@@ -163,11 +162,8 @@ def _compute(
         raise trace_errors.writes(name, "an argument of the fused function")
     if target.shared:
         raise trace_errors.writes(name, "the memory of two values, by detach()")
+    emitter.session.check_kept_shape(target, (*args[1:], *kwargs.values()))
     outcome(func, args, kwargs, on_host=on_host)  # torch says whether it writes this dtype into that one
-    if result.shape != target.shape:
-        raise RuntimeError(
-            f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(result.shape)}"
-        )
     if result.dtype is not target.dtype:
         ref = emitter.cast(ref, name_of(target.dtype, name))
     node.action, node.ref, node.dtype = CHANGES, ref, target.dtype

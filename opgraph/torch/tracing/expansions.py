@@ -48,18 +48,23 @@ def is_spread(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A tensor of the shape that a call of `expand` or `broadcast_to` gives; its one element is never read."""
+    """A tensor of the shape that `expand`, `expand_as` or `broadcast_to` gives; its one element is never read.
+
+    Raises:
+        RuntimeError: torch's own, where the value does not expand to the shape.
+    """
     session.asks = True
     sizes = args[1:] or tuple(kwargs.values())
-    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    one = session.eager(torch.empty, ((1,) * args[0].dim(),), {"dtype": args[0].dtype, "device": args[0].device})
-    kept = (1,) * (len(sizes) - args[0].dim()) + tuple(args[0].shape)
-    target = tuple(k if s == -1 else s for s, k in zip(sizes, kept, strict=True))
-    if any(k not in (1, s) for s, k in zip(target, kept)):
-        raise RuntimeError(
-            f"a value of shape {list(args[0].shape)} does not expand to {list(sizes)} ({trace_errors.place()})"
-        )
-    return session.eager(torch.Tensor.expand, (one, target), {})  # type: ignore[no-any-return]
+    if isinstance(sizes[0], torch.Tensor):
+        sizes = tuple(sizes[0].shape)
+    one = session.eager(torch.empty, ((),), {"dtype": args[0].dtype, "device": args[0].device})
+    own = session.eager(torch.Tensor.expand, (one, tuple(args[0].shape)), {})
+    return session.eager(torch.Tensor.expand, (own, *sizes), {})  # type: ignore[no-any-return]
+
+
+def spread_over(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The call in a trace that spreads a value over the shape of a tensor, to which it expands."""
+    return value.expand_as(like)
 
 
 def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
@@ -111,7 +116,9 @@ def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         raise trace_errors.unknown(name, "inside, no tensor is a leaf", "make it outside of the fused function")
     if kwargs.get("device") is not None:
         _same_device(args[0], torch.device(kwargs["device"]))
-    return value, kwargs.get("dtype") or args[0].dtype
+    dtype = kwargs.get("dtype") or args[0].dtype
+    torch.full((2,), value, dtype=dtype)  # torch says whether the dtype has such a number; of one element not always
+    return value, dtype
 
 
 def _contiguous(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,6 +161,7 @@ def _dropout(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[st
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", "alpha" not in name))
     if training:
         raise trace_errors.random(name)
+    torch.nn.functional.dropout(torch.empty(0), args[1] if len(args) > 1 else kwargs.get("p", 0.5), training=False)
     return args[0] if args else kwargs["input"]
 
 

@@ -116,17 +116,7 @@ class Proxy(torch.Tensor):
 
     def sources(self, *, connected: bool = False) -> Iterator[torch.Tensor]:
         """The real tensors that it was computed from, or is; those alone that gradients may reach where `connected`."""
-        waiting: list[Any] = [self]
-        while waiting:
-            tensor = waiting.pop()
-            if type(tensor) is not Proxy:
-                yield tensor
-            elif connected and (tensor.detached or not tensor.torch_dtype.is_floating_point):
-                continue
-            elif tensor.actual is not None:
-                yield tensor.actual
-            else:
-                waiting += _tensors(tensor.origin)
+        return sources_of((self,), connected=connected)
 
     def dim(self) -> int:
         """As torch's."""
@@ -158,6 +148,25 @@ def proxy(session: Session, ref: Ref, dtype: torch.dtype, real: torch.Tensor | N
 def proxies(values: Any) -> Iterator[Proxy]:
     """The proxies among arguments, in lists and tuples too."""
     return (t for t in _tensors(values) if type(t) is Proxy)
+
+
+def sources_of(values: Any, *, connected: bool = False) -> Iterator[torch.Tensor]:
+    """The real tensors among arguments, and those that proxies among them were computed from; see `Proxy.sources`."""
+    waiting = _tensors(values)
+    seen: set[int] = set()
+    while waiting:
+        tensor = waiting.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if type(tensor) is not Proxy:
+            yield tensor
+        elif connected and (tensor.detached or not tensor.torch_dtype.is_floating_point):
+            continue
+        elif tensor.actual is not None:
+            yield tensor.actual
+        else:
+            waiting += _tensors(tensor.origin)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

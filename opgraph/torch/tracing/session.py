@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.tracing import trace_errors
-from opgraph.torch.tracing.proxy import Proxy, Ref, proxy
+from opgraph.torch.tracing.proxy import Proxy, Ref, proxy, sources_of
 from opgraph.torch.tracing.tensor_calls import Watch, function_name
 
 _REFS = [Ref(i) for i in range(64)]
@@ -223,9 +224,24 @@ class Session:
             return result
         if action == CHANGES:
             self.count = node.refs
+            self.check_kept_shape(args[0], (*args[1:], *kwargs.values()))
             args[0].ref = node.ref
             args[0].origin += args[1:]
         return args[0]
+
+    def check_kept_shape(self, target: Proxy, others: tuple[Any, ...]) -> None:
+        """Raises RuntimeError where in-place arithmetic with others would give a value another shape."""
+        known = {id(tensor) for tensor in target.sources()}
+        new = [t for t in sources_of(others) if t.dim() and id(t) not in known]
+        if not new:
+            return
+        self.asks = True
+        whole = broadcast_shapes([target.shape, *(tensor.shape for tensor in new)])
+        if whole != target.shape:
+            raise RuntimeError(
+                f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(whole)} "
+                f"({trace_errors.place()})"
+            )
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A view (or the like) of arguments, on the tensors themselves; its results are arguments again."""

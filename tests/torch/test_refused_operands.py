@@ -1,4 +1,4 @@
-"""Calls that eager torch refuses for their dtypes: a captured graph refuses them too, and computes what torch takes."""
+"""What eager torch refuses for its dtypes, numbers or sizes raises its error fused, too; what it takes is computed."""
 
 from __future__ import annotations
 
@@ -55,6 +55,17 @@ REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "layer_norm": lambda x, m: functional.layer_norm(x, (3,), double(x)),
     "group_norm": lambda x, m: functional.group_norm(x, 1, double(x)),
     "batch_norm": lambda x, m: functional.batch_norm(x, None, None, double(x), None, True),
+    "a fill that f16 has not": lambda x, m: x.half().masked_fill(m, -1e9),
+    "a bound that f32 has not": lambda x, m: x.clamp(-1e300, 1e300),
+    "full": lambda x, m: torch.full((3,), 1e300) + x,
+    "full_like": lambda x, m: torch.full_like(x.half(), 1e5),
+    "where": lambda x, m: torch.where(m, x, -1e300),
+    "addcmul": lambda x, m: torch.addcmul(x, x, x, value=1e300),
+    "a large alpha": lambda x, m: torch.add(x, x, alpha=1e300),
+    "celu of alpha 0": lambda x, m: functional.celu(x, 0.0),
+    "smooth_l1_loss below 0": lambda x, m: functional.smooth_l1_loss(x, x, beta=-1.0),
+    "one class for an image": lambda x, m: functional.cross_entropy(x.view(1, 3, 2, 1), m[:1, :1, None].long()),
+    "a view beyond its memory": lambda x, m: (x * 2).as_strided((2, 3), (4, 1)),
 }
 
 
@@ -70,11 +81,30 @@ def test_what_eager_torch_refuses_raises_its_error(name: str) -> None:
         assert found.type is eager.type and str(found.value) == str(eager.value)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [lambda x, m: functional.elu(x, -0.5, inplace=True), lambda x, m: functional.leaky_relu(x, -0.5, inplace=True)],
+)
+def test_a_gradient_that_eager_torch_refuses_raises_its_error(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    x = torch.randn(2, 3)
+    model = Behind(function)
+    with pytest.raises(RuntimeError, match="negative slope"):
+        model(x).sum().backward()
+    fused = ogt.fuse(model)
+    with pytest.raises(RuntimeError, match="negative slope"):
+        fused(x).sum().backward()
+
+
 TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "a product with a mask": lambda x, m: x * m,
     "where": lambda x, m: torch.where(m, x, 0.0),
     "a mask as numbers": lambda x, m: 1.0 - m.float(),
     "masked_fill": lambda x, m: x.masked_fill(m, 1.5),
+    "masked_fill by an infinity": lambda x, m: x.masked_fill(m, float("-inf")).exp(),
+    "a factor that overflows": lambda x, m: x * 1e300,
+    "a view of overlapping elements": lambda x, m: (x * 2).as_strided((2, 3), (2, 1)),
     "one less a number": lambda x, m: x + (m & ~m),
 }
 
@@ -91,6 +121,55 @@ def test_what_eager_torch_takes_stays_in_kernels(name: str) -> None:
     (one,) = captured
     assert isinstance(one.forward, Program)
     assert {n.target for n in one.forward.library_calls} <= {aten.addmm.default}
+
+
+def doubled_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    h = x.exp()
+    h *= y
+    return h
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        doubled_in_place,
+        lambda x, y: x.exp().add_(y),
+        lambda x, y: x.exp().addcmul_(tensor1=y, tensor2=y),
+        lambda x, y: x.exp().masked_fill_(y > 0, 2.0),
+        lambda x, y: (y * 2).expand_as(x),
+    ],
+)
+def test_a_function_does_not_grow_in_place_on_a_later_call(function: Callable[..., torch.Tensor]) -> None:
+    """A plan of the first call's shapes would serve all."""
+    whole, row = torch.randn(2, 3), torch.randn(3)
+    fused = ogt.fuse(function)
+    torch.testing.assert_close(fused(whole, row), function(whole, row))
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as eager:
+            function(row, whole)
+        with pytest.raises(RuntimeError) as found:
+            fused(row, whole)
+        assert str(found.value).startswith(str(eager.value))
+    torch.testing.assert_close(fused(row, row), function(row, row))
+    torch.testing.assert_close(fused(whole, whole), function(whole, whole))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.full_like(x, 1e300) * x,
+        lambda x: functional.dropout(x, 1.5, training=False) * 2,
+        lambda x: (x * 2).expand(3),
+        lambda x: torch.broadcast_to(x * 2, (1, 3)),
+    ],
+)
+def test_a_function_raises_what_eager_torch_does(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.randn(2, 3)
+    with pytest.raises((RuntimeError, ValueError)) as eager:
+        function(x)
+    with pytest.raises(eager.type) as found:
+        ogt.fuse(function)(x)
+    assert str(found.value) == str(eager.value)
 
 
 def test_weights_of_a_norm_may_be_f32_beside_16_bits() -> None:

@@ -1,11 +1,13 @@
-"""Calls that torch's kernels refuse for the dtypes of operands: a captured graph leaves them to torch, which raises.
+"""Calls that torch's kernels refuse for the dtypes of operands, or for numbers that no value of the dtype stands for: a
+captured graph leaves them to torch, which raises.
 
 Compilers trace with tensors that have no data, for which torch has other kernels: these take `1.0 - mask` of truth
-values for a difference like any other.
+values for a difference like any other, and `masked_fill(-1e9)` of f16 values, too.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -18,18 +20,27 @@ from opgraph.torch.graph.torch_internals import hint, tree_flatten, tree_unflatt
 
 
 def is_refused(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch raises an error for operands of these dtypes, or for a truth value as a number.
+    """Whether torch raises an error for operands of these dtypes, or for a number: a truth value, a large one, 0.
 
-    torch computes one element of each operand to find out; of floating-point operands alone it is not asked.
+    torch computes one element of each operand to find out. It is not asked where all operands are of floating-point
+    dtypes that have the numbers, none of which is 0.
 
     Args:
         op: an overload whose result follows from the elements of its operands, and not from their shapes.
         args, kwargs: of the call, with real or fake tensors.
     """
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
-    if all(a.dtype.is_floating_point if isinstance(a, torch.Tensor) else not isinstance(a, bool) for a in leaves):
+    dtypes = [a.dtype for a in leaves if isinstance(a, torch.Tensor)]
+    numbers = [a for a in leaves if isinstance(a, (int, float))]
+    are_floats = all(dtype.is_floating_point for dtype in dtypes)
+    if are_floats and all(n and not isinstance(n, bool) and all(has_number(d, n) for d in dtypes) for n in numbers):
         return False
     return _raises(op, tuple(map(_described, leaves)), structure)
+
+
+def has_number(dtype: torch.dtype, number: float) -> bool:
+    """Whether torch converts a number to a floating-point dtype: a finite one to a finite value."""
+    return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
 
 
 def unless_refused(op: OpOverload, decomposed: Callable[..., Any]) -> Callable[..., Any]:
