@@ -5,6 +5,7 @@ Each program is built for every way to run it, so that one that changes its own 
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import io
@@ -513,6 +514,57 @@ def the_default_dtype(patch):
     return lambda x: x * torch.tensor([1.5]), steps
 
 
+@program
+def a_helper_of_a_users_class(patch):
+    class Block(nn.Module):
+        def scaled(self, x):
+            return x * 2
+
+        def forward(self, x):
+            return self.scaled(x) + 1
+
+    block = Block()
+    return lambda x: block(x), same_arguments(put(Block, "scaled", lambda self, x: x * 5))
+
+
+@program
+def the_forward_of_a_users_class(patch):
+    class Block(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    block = Block()
+    return lambda x: block(x) * 2, same_arguments(put(Block, "forward", lambda self, x: x - 1))
+
+
+@program
+def the_class_of_a_module(patch):
+    class Other(nn.Module):
+        def forward(self, x):
+            return -x
+
+    block = nn.SiLU()
+    return lambda x: block(x) * 2, same_arguments(put(block, "__class__", Other))
+
+
+@program
+def a_zero_of_another_sign(patch):
+    numbers = {"eps": 0.0}
+    return lambda x: x.exp() / numbers["eps"], same_arguments(put(numbers, "eps", -0.0))
+
+
+@program
+def the_order_of_an_ordered_dict(patch):
+    numbers = collections.OrderedDict(a=1.0, b=2.0)
+
+    def fn(x):
+        for value in numbers.values():
+            x = x * 3 + value
+        return x
+
+    return fn, same_arguments(lambda: numbers.move_to_end("a"))
+
+
 def as_module(fn):
     class Around(nn.Module):
         def forward(self, *args):
@@ -539,6 +591,10 @@ NOT_GUARDED = {
     a_method_of_tensors: "methods of torch.Tensor may be patched",
     a_layers_forward: "classes of torch.nn may be patched",
     a_class_that_gets_what_it_had_inherited: "a class may get an attribute that it had inherited",
+    a_helper_of_a_users_class: "methods of classes may be patched",
+    the_forward_of_a_users_class: "methods of classes may be patched",
+    a_zero_of_another_sign: "0.0 equals -0.0",
+    the_order_of_an_ordered_dict: "an ordered dict may get another order",
 }
 if torch.__version__ < "2.13":
     NOT_GUARDED[a_default] = "defaults of functions may be set"

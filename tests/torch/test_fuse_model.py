@@ -880,3 +880,35 @@ class Windows(nn.Module):
 def test_the_compiled_graph_runs_where_a_single_kernel_is_no_fused_function() -> None:
     x = torch.randn(6, 8)
     torch.testing.assert_close(ogt.fuse(Windows())(x), Windows()(x))
+
+
+class Negative(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+
+@torch.no_grad()
+def test_an_activation_whose_class_is_another_one_runs_that_ones_forward() -> None:
+    x = torch.randn(6)
+    model = ogt.fuse(nn.SiLU())
+    model(x)
+    model(x)
+    model.__class__ = Negative
+    torch.testing.assert_close(model(x), -x)
+
+
+class Alike(nn.Module):
+    """One value under several names."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = x * 2
+        return h, h, h.view(h.shape), h.detach(), h[:], h.t().t()
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_results_that_lie_alike_are_tensors_of_their_own(gradients: bool) -> None:
+    x = torch.randn(4, 2, requires_grad=gradients)
+    for results in (Alike()(x), ogt.fuse(Alike())(x)):
+        assert results[0] is results[1]
+        assert len({id(r) for r in results}) == 5 and len({r.data_ptr() for r in results}) == 1
+        assert [r.requires_grad for r in results] == [gradients] * 3 + [False] + [gradients] * 2

@@ -213,3 +213,19 @@ def test_a_view_that_was_made_under_no_grad_passes_no_gradient_on():
         (results[1][:-1] * results[2] * results[3][0, :1]).sum().backward()
         found.append([x.grad, *results])
     torch.testing.assert_close(*found)
+
+
+def test_hooks_of_parameters_that_no_result_depends_on_get_zeros() -> None:
+    class Stops(Parts):
+        def forward(self, x):
+            return self.b(F.silu(self.a(x)).detach())
+
+    model, x = ogt.fuse(Stops()), torch.ones(2, 6)
+    model(x).sum().backward()
+    assert model.a.weight.grad is None
+    seen = []
+    model.a.weight.register_hook(lambda g: seen.append(g) or g * 2)
+    model.a.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
+    model(x).sum().backward()
+    assert len(seen) == 2 and not any(g.any() for g in seen)
+    assert model.c.weight.grad is None and model.b.weight.grad.any()

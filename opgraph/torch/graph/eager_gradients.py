@@ -195,6 +195,8 @@ class _Backward:
                 i for i in tensors if args[i].requires_grad and not isinstance(args[i], torch.nn.Parameter)
             ]
         self._is_compiled = False
+        #: Whether some inputs never get a gradient, as no result depends on them; known after the first backward pass.
+        self._has_idle_inputs = False
         refuse_second_derivatives(node, _no_second_derivative)
         disable: Any = torch.compiler.disable  # a captured function may call backward, and Dynamo would compile this
         function.backward = staticmethod(disable(self.__call__))
@@ -208,11 +210,25 @@ class _Backward:
     def __call__(self, ctx: Any, *given: Any) -> Any:
         """As `backward` of an autograd function; newer torch gives all gradients in one list."""
         if self._is_compiled:
-            return self._run(ctx, *given)
-        with no_collector():  # AOTAutograd copies the graph before it calls the backend
             results = self._run(ctx, *given)
-        self._is_compiled = True
-        return results
+        else:
+            with no_collector():  # AOTAutograd copies the graph before it calls the backend
+                results = self._run(ctx, *given)
+            self._is_compiled = True
+            self._has_idle_inputs = any(n and g is None for n, g in zip(ctx.needs_input_grad, results, strict=False))
+        return self._with_zeros(ctx, results) if self._has_idle_inputs else results
+
+    def _with_zeros(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
+        """Gradients with zeros for the tensors with hooks that no result depends on."""
+        edges = zip((source for source, _ in ctx.next_functions if source is not None), self._inputs, strict=True)
+        found = list(results)
+        for number, needed in enumerate(ctx.needs_input_grad):
+            if needed:
+                source, place = next(edges)
+                if found[number] is None:
+                    tensor = _hooked(source, ctx.opgraph_arguments.get(place))
+                    found[number] = None if tensor is None else torch.zeros_like(tensor)
+        return tuple(found)
 
     def _run(self, ctx: Any, *given: Any) -> Any:
         gradients: Any = given[0] if len(given) == 1 and isinstance(given[0], list) else list(given)
@@ -224,7 +240,10 @@ class _Backward:
             reached |= 0 if gradient is None else bits
         edges = [source for source, _ in ctx.next_functions if source is not None]
         kept = iter(
-            reached == ALL or place < 0 or reached >> place & 1 or _is_hooked(source, ctx.opgraph_arguments.get(place))
+            reached == ALL
+            or place < 0
+            or reached >> place & 1
+            or _hooked(source, ctx.opgraph_arguments.get(place)) is not None
             for source, place in zip(edges, self._inputs, strict=True)
         )
         keep = [needed and bool(next(kept)) for needed in ctx.needs_input_grad]
@@ -352,9 +371,11 @@ def _edges_of(args: Sequence[Any]) -> dict[Any, int]:
     return {get_gradient_edge(t)[:2]: i for i, t in differentiable}
 
 
-def _is_hooked(source: Any, data: Any) -> bool:
-    """Whether a tensor has hooks: a leaf, by the node that adds to its gradient, or a reference to an argument."""
+def _hooked(source: Any, data: Any) -> torch.Tensor | None:
+    """A tensor with hooks; None where it has none. It is a leaf, by the node that adds to its gradient, or the argument
+    that a reference leads to."""
     tensor = getattr(source, "variable", None)
     if tensor is None and data is not None:
         tensor = data()
-    return tensor is not None and bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+    has_hooks = tensor is not None and (tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
+    return tensor if has_hooks else None

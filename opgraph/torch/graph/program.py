@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -252,7 +252,7 @@ class Program:
         for node in fixed:
             self.env[node.name] = operator.attrgetter(str(node.target))(self.module)
         returned = [base_of(n) for n in self._returned if isinstance(n, Node)]
-        result = f"({''.join(self._ref(n) + ', ' for n in self._returned)})"
+        result = f"({''.join(f'{text}, ' for text in self._results())})"
         lasting = frozenset(n.name for n in (*fixed, *returned))
         self._reuse(steps, lasting)
         keeps = self._symbolic or any(getattr(launch.plan, "keep", ()) for launch in self.launches)
@@ -266,6 +266,16 @@ class Program:
             self.env.update(found.values)
             aligned += found.lines
         return Function(places, steps, lasting, result, first, aligned)
+
+    def _results(self) -> Iterator[str]:
+        """The expressions of what is returned; two values that lie alike in one variable are two tensors."""
+        shown: dict[str, Any] = {}
+        for value in self._returned:
+            text = self._ref(value)
+            if isinstance(value, Node) and shown.setdefault(text, value) is not value:
+                place = place_of(value)
+                text = f"reinterpret({base_of(value).name}, {place.size}, {place.stride}, {place.offset})"
+            yield text
 
     def _reuse(self, steps: Sequence[Step], lasting: Collection[str]) -> None:
         """Results take the memory of values that die where they are made."""

@@ -59,7 +59,7 @@ def _reads_data(nodes: Sequence[Node]) -> bool:
 
 
 class NotAlone(Exception):  # noqa: N818 - it ends one way to run a module, and is no error
-    """The module cannot run as a function any longer: its class has another forward, or Python must run each time."""
+    """The module cannot run as a function any longer: its forward is another one, or Python must run each time."""
 
 
 class Single:
@@ -70,11 +70,12 @@ class Single:
         rounding: as `fuse` takes it.
     """
 
-    __slots__ = ("_class", "_forward", "_function")
+    __slots__ = ("_class", "_forward", "_function", "_module")
 
     def __init__(self, module: nn.Module, rounding: str) -> None:
         from opgraph.torch.fuse import fuse  # which fuses modules by this
 
+        self._module = module
         self._class = type(module)
         self._forward = self._class.forward
         self._function: Callable[..., Any] = fuse(MethodType(self._forward, module), rounding=rounding)
@@ -86,6 +87,7 @@ class Single:
             NotAlone, before anything runs.
             OpGraphError: the forward is not pointwise for these arguments.
         """
-        if self._class.forward is not self._forward or self._function.why_rerun:  # type: ignore[attr-defined]
+        is_same = type(self._module) is self._class and self._class.forward is self._forward
+        if not is_same or self._function.why_rerun:  # type: ignore[attr-defined]
             raise NotAlone
         return self._function(*args, **kwargs)
