@@ -149,7 +149,7 @@ def is_computed(node: Node) -> bool:
     if not all(_is_data(v) for v in given):
         return False
     if op in _FILLS:
-        number = node.args[_FILLS[op]]
+        number: Any = node.args[_FILLS[op]]
         is_float = isinstance(number, (int, float)) and made.dtype.is_floating_point
         return not given and (not is_float or has_number(made.dtype, number))
     if any(v.device != made.device and not is_fill(n) for n, v in zip(node.all_input_nodes, given, strict=True)):
