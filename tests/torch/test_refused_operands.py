@@ -69,6 +69,7 @@ REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:a graph of .* runs unfused")  # torch's tracer refuses some, too
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_eager_torch_refuses_raises_its_error(name: str) -> None:
     x = torch.randn(2, 3)
