@@ -565,6 +565,59 @@ def the_order_of_an_ordered_dict(patch):
     return fn, same_arguments(lambda: numbers.move_to_end("a"))
 
 
+@program
+def a_tensor_that_is_written_after_it_was_read(patch):
+    scale, row = torch.tensor(2.0), torch.ones(4)
+
+    def fn(x):
+        y = x * scale + row
+        scale.mul_(1.5)
+        row[:2] = scale
+        return y * row.sin()
+
+    return fn, same_arguments(lambda: scale.fill_(3.0))
+
+
+@program
+def a_tensor_that_is_written_through_data_and_views(patch):
+    scale = torch.ones(4)
+
+    def fn(x):
+        y = x * scale
+        scale.data.mul_(2)
+        z = y + scale
+        scale.view(2, 2)[0] += 1
+        torch.mul(scale, 0.5, out=scale)
+        return z * scale
+
+    return fn, same_arguments(lambda: scale.fill_(3.0))
+
+
+@program
+def a_number_of_an_argument_that_is_written(patch):
+    def fn(x):
+        y = x * 2
+        x[0, 0].add_(1)
+        return y + x
+
+    return fn, [lambda: (X.clone(),)] * 3
+
+
+@program
+def values_of_several_shapes_and_dtypes(patch):
+    """What casts and fills are like follows from one argument, whose shape the other one does not have."""
+
+    def fn(x, y):
+        z = torch.zeros_like(y) + x
+        h = x.type_as(y)
+        h = h * 2 if z.requires_grad else h * 3
+        h -= h * 0.5
+        return z + h
+
+    leaf, row = torch.ones(1, 4, requires_grad=True), torch.ones(4)
+    return fn, [lambda p=p: p for p in ((row, leaf.double()), (leaf, row), (row, row), (X, leaf), (row, leaf))]
+
+
 def as_module(fn):
     class Around(nn.Module):
         def forward(self, *args):

@@ -12,6 +12,7 @@ from opgraph.torch.tracing.calls import Found, table
 from opgraph.torch.tracing.emit import Emitter, compute_dtype, name_of, outcome
 from opgraph.torch.tracing.expansions import (
     EXPANSIONS,
+    FILLS,
     cast_target,
     fill_value,
     is_spread,
@@ -70,7 +71,7 @@ def record(
     elif is_view(name) and func not in table():
         refuse(name, args)
     elif (target := cast_target(name, args, kwargs)) is not None:
-        x = args[0]
+        x, node.alone = args[0], True
         if target is not x.dtype:
             _made(node, emitter.convert(x.ref, name_of(x.dtype, name), name_of(target, name)), target)
         elif kwargs.get("copy") or (name == "to" and [type(a) for a in args[-2:]] == [bool, bool] and args[-1]):
@@ -90,6 +91,8 @@ def record(
         _detach(node, emitter, name)
     node.refs = session.count
     node.steps = tuple(emitter.steps)
+    node.detached = name in FILLS or (bool(node.steps) and node.steps[-1].kind == "StopGradient")
+    node.shares = func in (torch.detach, torch.Tensor.detach, spread_over)
     if node.ref is not None:
         node.call = torch_call(session, node.ref, func, args, kwargs)
     session.node.after[key] = node
@@ -161,7 +164,7 @@ def _compute(
     if target.actual is not None:
         raise trace_errors.writes(name, "an argument of the fused function")
     if target.shared:
-        raise trace_errors.writes(name, "the memory of two values, by detach()")
+        raise trace_errors.writes(name, "the memory of two values, by detach() or expand()")
     emitter.session.check_kept_shape(target, (*args[1:], *kwargs.values()))
     outcome(func, args, kwargs, on_host=on_host)  # torch says whether it writes this dtype into that one
     if result.dtype is not target.dtype:

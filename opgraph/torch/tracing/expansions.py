@@ -33,7 +33,8 @@ _VIEWS = frozenset(
         "flipud", "roll", "rot90",
     )
 )  # fmt: skip
-_FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
+#: Functions that make a tensor of one number, like a tensor, and the number; None where it is an argument.
+FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
 
 
 def is_view(name: str) -> bool:
@@ -59,7 +60,8 @@ def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any])
         sizes = tuple(sizes[0].shape)
     one = session.eager(torch.empty, ((),), {"dtype": args[0].dtype, "device": args[0].device})
     own = session.eager(torch.Tensor.expand, (one, tuple(args[0].shape)), {})
-    return session.eager(torch.Tensor.expand, (own, *sizes), {})  # type: ignore[no-any-return]
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    return session.eager(torch.Tensor.expand, (own, sizes), {})  # type: ignore[no-any-return]
 
 
 def spread_over(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -105,9 +107,9 @@ def _same_device(x: Proxy, device: torch.device) -> None:
 
 def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, torch.dtype] | None:
     """The number and dtype of a call such as ones_like(x); None where it is none."""
-    if name not in _FILLS or not isinstance(args[0], Proxy):
+    if name not in FILLS or not isinstance(args[0], Proxy):
         return None
-    value = _FILLS[name]
+    value = FILLS[name]
     if value is None:
         value = args[1] if len(args) > 1 else kwargs.get("fill_value")
     if not isinstance(value, (bool, int, float)):

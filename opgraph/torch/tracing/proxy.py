@@ -44,7 +44,7 @@ class Proxy(torch.Tensor):
         origin: what it was computed from: for its shape, and whether it requires a gradient.
         sizes: its shape, once somebody asked for it.
         detached: whether no gradient goes through it.
-        shared: whether another value would have the same memory, by detach(): nothing is written into it.
+        shared: whether another value has the same memory, by detach() or expand(): nothing is written into it.
         torch_dtype: its dtype.
     """
 
@@ -117,6 +117,14 @@ class Proxy(torch.Tensor):
     def sources(self, *, connected: bool = False) -> Iterator[torch.Tensor]:
         """The real tensors that it was computed from, or is; those alone that gradients may reach where `connected`."""
         return sources_of((self,), connected=connected)
+
+    def change(self, ref: Ref, others: tuple[Any, ...]) -> None:
+        """Gives it another value, which follows from what it was and from other arguments."""
+        if self.detached:
+            before = proxy(self.session, self.ref, self.torch_dtype, None, self.origin)
+            before.detached, self.detached, self.origin = True, False, (before,)
+        self.ref = ref
+        self.origin += others
 
     def dim(self) -> int:
         """As torch's."""

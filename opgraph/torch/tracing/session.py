@@ -7,7 +7,7 @@ per call). Where it does something new, the call is translated once into ops, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from opgraph.torch.tracing.proxy import Proxy, Ref, proxy, sources_of
 from opgraph.torch.tracing.tensor_calls import Watch, function_name
 
 _REFS = [Ref(i) for i in range(64)]
-_DETACHES = (torch.detach, torch.Tensor.detach)
 _TRUE, _FALSE = Ref(-1), Ref(-2)
 
 
@@ -71,13 +70,18 @@ class Node:
         after: the calls that came next, by key.
         action: MAKES, CHANGES, GIVES_BACK or RUNS.
         ref, dtype: of the value made.
+        alone: whether it follows from the call's first argument alone: of others only the dtype counts.
+        detached: whether no gradient goes through it.
+        shares: whether it has the memory of the call's first argument.
         refs: how many refs there are after the call.
         steps: the ops that it means.
         call: torch's call, of one that means ops.
         leaf: what the run was, at the node for the function's result.
     """
 
-    __slots__ = ("action", "after", "call", "dtype", "leaf", "parent", "ref", "refs", "steps")
+    __slots__ = (
+        "action", "after", "alone", "call", "detached", "dtype", "leaf", "parent", "ref", "refs", "shares", "steps",
+    )  # fmt: skip
 
     def __init__(self, parent: Node | None, refs: int) -> None:
         self.parent = parent
@@ -86,6 +90,7 @@ class Node:
         self.action = GIVES_BACK
         self.ref: Ref | None = None
         self.dtype: torch.dtype | None = None
+        self.alone = self.detached = self.shares = False
         self.steps: tuple[Step, ...] = ()
         self.call: TorchCall | None = None
         self.leaf: Any = None
@@ -178,6 +183,22 @@ class Session:
             self.inputs.append(Input(ref, tensor, "", True))
         return ref
 
+    def keep_values(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Before real tensors are written to: what was computed from them reads a copy when the graph runs."""
+        written = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided} - {0}
+        for entry in self.inputs[:]:
+            tensor = entry.tensor
+            if tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() not in written:
+                continue
+            with torch.set_grad_enabled(self.with_gradients):
+                entry.tensor = tensor.clone()
+            if self.captured.get(id(tensor)) is entry.ref:  # from now on it is another value
+                del self.captured[id(tensor)]
+            elif (known := self.given.get(id(tensor))) is not None and known.ref is entry.ref:
+                known.ref = self.new_ref()
+                self.inputs.append(Input(known.ref, tensor, entry.name))
+            self.node = self.node.after.setdefault(("written", self.count), Node(self.node, self.count))
+
     def forget(self, count: int) -> None:
         """Takes back the names that a call's key gave, of a call that is no node."""
         for known in [k for k, ref in self.captured.items() if ref.index >= count]:
@@ -213,9 +234,10 @@ class Session:
         action = node.action
         if action == MAKES:
             self.count = node.refs
-            made = proxy(self, node.ref, node.dtype, None, (*args, *kwargs.values()))  # type: ignore[arg-type]
-            made.detached = bool(node.steps) and node.steps[-1].kind == "StopGradient"
-            if func in _DETACHES:
+            origin = args[:1] if node.alone else (*args, *kwargs.values())
+            made = proxy(self, node.ref, node.dtype, None, origin)  # type: ignore[arg-type]
+            made.detached = node.detached
+            if node.shares:
                 made.shared = args[0].shared = True
             return made
         if action == RUNS:
@@ -224,22 +246,23 @@ class Session:
             return result
         if action == CHANGES:
             self.count = node.refs
-            self.check_kept_shape(args[0], (*args[1:], *kwargs.values()))
-            args[0].ref = node.ref
-            args[0].origin += args[1:]
+            others = (*args[1:], *kwargs.values())
+            self.check_kept_shape(args[0], others)
+            args[0].change(node.ref, others)  # type: ignore[arg-type]
         return args[0]
 
     def check_kept_shape(self, target: Proxy, others: tuple[Any, ...]) -> None:
         """Raises RuntimeError where in-place arithmetic with others would give a value another shape."""
+        own = target.shape  # kept from here on: what follows from the others may follow from the target, too
         known = {id(tensor) for tensor in target.sources()}
-        new = [t for t in sources_of(others) if t.dim() and id(t) not in known]
+        new = [t.shape for t in sources_of(others) if t.dim() and id(t) not in known]
         if not new:
             return
         self.asks = True
-        whole = broadcast_shapes([target.shape, *(tensor.shape for tensor in new)])
-        if whole != target.shape:
+        whole = broadcast_shapes([own, *new])
+        if whole != own:
             raise RuntimeError(
-                f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(whole)} "
+                f"output with shape {list(own)} doesn't match the broadcast shape {list(whole)} "
                 f"({trace_errors.place()})"
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPacket
+from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPacket, tensors_in
 from opgraph.torch.tracing.proxy import QUESTIONS, Proxy, proxies
 
 #: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
@@ -148,10 +148,15 @@ def _generator_states() -> list[bytes] | None:
 
 
 class Watch(TorchFunctionMode):
-    """Notes the calls on real tensors while it is entered."""
+    """Notes the calls on real tensors while it is entered.
+
+    Attributes:
+        before_write: called with the arguments of a call that writes into a real tensor, before it does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.before_write: Callable[[Sequence[torch.Tensor]], None] = lambda tensors: None
         self.calls: list[EagerCall] = []
         self.paused = False
         self._before = _generator_states()
@@ -170,8 +175,11 @@ class Watch(TorchFunctionMode):
             return _converted(func, *args, **given)
         if func is torch.Tensor.new_tensor and len(args) == 2 and isinstance(args[1], Proxy):
             return _converted(torch.tensor, args[1], **{"dtype": args[0].dtype, "device": args[0].device, **given})
+        is_noted = not self.paused and next(proxies((*args, *given.values())), None) is None
+        if is_noted and (writes(func) or told_to_write(given)):
+            self.before_write(tensors_in((args, given)))
         result = func(*args, **given)
-        if not self.paused and next(proxies((*args, *given.values())), None) is None:
+        if is_noted:
             self.calls.append(EagerCall(func, args, given, result))
         return result
 

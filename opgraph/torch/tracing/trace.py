@@ -136,7 +136,9 @@ class Tracer:
         session.device = session.inputs[0].tensor.device
         key = (torch.get_default_dtype(), *[i.tensor.dtype for i in session.inputs])
         session.node = self._roots.setdefault(key, Node(None, session.count))
-        with functions_on_stack(), watch or Watch():
+        watch = watch or Watch()
+        watch.before_write = session.keep_values
+        with functions_on_stack(), watch:
             result = self.fn(*given, **named)
         return self._ended(session, result)
 
