@@ -1,0 +1,219 @@
+"""Random functions on tensors of several shapes and dtypes: `python tests/accuracy/random_functions.py --seeds 0:1000`.
+
+A seed is a function of three tensors: pointwise ops, ops in place, views, fills, casts, questions about shapes, and
+tensors of its own that it reads and writes. It is loaded twice, and fused in one of the two. Calls give shapes that fit
+and shapes that do not, so that a plan or a trace that serves a shape which it should not shows: results, gradients, the
+function's own tensors, and the types of errors must be alike. Kernels run op by op.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":  # pytest's settings name it as well
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch/opinfo"))
+
+import torch
+from opinfo_interpreted import interpreted
+
+import opgraph.torch as ogt
+from opgraph.errors import OpGraphError
+
+_SHAPES = ((3,), (2, 3), (1, 3), (2, 1), (1,), (2, 1, 3), (0, 3), (2, 2, 3), (), (3, 3))
+_DTYPES = (*(torch.float32,) * 6, torch.float64, torch.float16, torch.bfloat16)
+#: How far results may be apart: what a plan of other shapes or a stale value gives is farther.
+_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
+_CALLS = 8
+#: Expressions of values `$`, and how often lines of a kind are drawn; `#` is a number.
+_EXPRESSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
+    (3, ("$ + $", "$ * $", "$ - $", "torch.maximum($, $)", "$ * #", "# - $", "$ / ($.abs() + 1)",
+         "torch.where($ > 0, $, $)", "torch.where($ > 0, $, #)", "torch.rsub($, $)", "($ == $) * $")),
+    (2, ("$.exp().clamp(max=9)", "torch.sigmoid($)", "F.silu($)", "$.abs()", "F.leaky_relu($, 0.1)", "$.float()",
+         "$.to(y.dtype)", "$.type_as($)", "$.double()", "torch.lerp($, $, 0.3)", "$.clamp($, None)", "$.long()",
+         "torch.addcmul($, $, $, value=0.5)", "$.sign()", "$.round()", "$.pow(2)", "($ > 0).float()", "$ > $")),
+    (2, ("$.expand_as($)", "($ * 2).expand_as($)", "torch.broadcast_to($ * 1, $.shape)", "($ + 1).expand($.shape)",
+         "($ * 2).expand(2, *$.shape)", "torch.full_like($, #)", "torch.zeros_like($) + $", "torch.ones_like($)")),
+    (1, ("x.unsqueeze(0)", "x.t()", "x[..., :1]", "x.chunk(3, -1)[0]", "y.flip(-1)", "($ * 2).flip(-1)", "x[0]",
+         "($ * 2).roll(1, -1)", "x.reshape(-1)", "x.squeeze()", "z.transpose(0, -1)", "y.view(-1, 3)", "x.mT")),
+    (1, ("$ * $.size(-1)", "$ * $.numel()", "$ / len($)", "$ + $.dim()", "($ if $.shape[-1] > 1 else $ * 3)",
+         "($ if $.dtype == torch.float32 else $ + 1)", "($ if $.requires_grad else -$)", "($ if $ is $ else $ * 2)")),
+    (1, ("$.detach()", "($ if S > 1 else $ * 2)", "($ if P[0] > 1 else $ + P)", "$ * S.exp()", "$ * (B * 2)[None]",
+         "torch.stack((B, P)).sum(0) * $", "F.prelu($, P[:1])")),
+)  # fmt: skip
+#: Lines that write into a value of the function's, `@`.
+_IN_PLACE = (
+    "@ += $", "@ *= $", "@ -= @", "@.mul_(#)", "@.add_($, alpha=2)", "@.clamp_(min=0)", "@.masked_fill_($ > 0, #)",
+    "@.sigmoid_()", "@.lerp_($, 0.5)", "F.relu(@, inplace=True)", "@.addcmul_($, $)",
+)  # fmt: skip
+#: Lines that write into the function's own tensors: a number, a row and a parameter.
+_WRITES = (
+    "S.mul_(1.5)", "B.add_(S)", "B[0] = 2.0", "S.data.add_(1)", "S.fill_(0.5)", "B.copy_(B.flip(0))", "S.copy_(B[1])",
+    "B.view(-1)[1:].mul_(2)", "torch.add(B, 1, out=B)", "with torch.no_grad(): P.mul_(0.9)",
+)  # fmt: skip
+_OWN = "S", "B", "P"
+
+
+def text_of(rng: random.Random) -> str:
+    """A function, which returns all that it computes: of a value that nothing reads, errors are not raised."""
+    values, made, lines = ["x", "y", "z", *_OWN], [], []
+
+    def filled(text: str) -> str:
+        for mark, words in (("$", values), ("#", ("0.5", "2", "-1.5", "3")), ("@", made)):
+            while mark in text:
+                text = text.replace(mark, rng.choice(words), 1)
+        return text
+
+    for number in range(rng.randint(2, 6)):
+        name, kind = f"t{number}", rng.random()
+        if kind < 0.12:
+            lines.append(rng.choice(_WRITES))
+        elif kind < 0.3 and made:
+            lines.append(filled(rng.choice(_IN_PLACE)))
+        else:
+            (several,) = rng.choices([e for _, e in _EXPRESSIONS], [w for w, _ in _EXPRESSIONS])
+            under = "with torch.no_grad(): " if rng.random() < 0.06 else ""
+            lines.append(f"{under}{name} = {filled(rng.choice(several))}")
+            values.append(name)
+            made.append(name)
+    lines.append(f"return {', '.join(made) or 'x * 2'}")
+    return "def f(x, y, z):\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def loaded(text: str, seed: int) -> dict[str, Any]:
+    """What a file with the function and its own tensors defines."""
+    name = f"<random function {seed}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    parameter = torch.nn.Parameter(torch.tensor([1.1, 0.5, -0.7]))
+    defined = {"torch": torch, "F": torch.nn.functional, "S": torch.tensor(1.2), "B": torch.tensor([1.0, -2.0, 3.0])}
+    defined["P"] = parameter
+    exec(compile(text, name, "exec"), defined)
+    return defined
+
+
+def drawn(rng: random.Random) -> torch.Tensor:
+    """An argument: contiguous, turned, or one element for all."""
+    shape = rng.choice(_SHAPES)
+    made = torch.randn(shape).to(rng.choice(_DTYPES))
+    if rng.random() < 0.15 and len(shape) > 1:
+        made = made.transpose(0, -1).contiguous().transpose(0, -1)
+    return made[:1].expand(shape) if rng.random() < 0.1 and shape and shape[0] else made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call did: its results and gradients, or an error in the call or in its backward pass."""
+
+    results: tuple[torch.Tensor, ...] = ()
+    gradients: tuple[torch.Tensor | None, ...] = ()
+    error: Exception | None = None
+    in_backward: bool = False
+
+
+def outcome(defined: dict[str, Any], call: Callable[..., Any], arguments: list[tuple[torch.Tensor, bool]]) -> Outcome:
+    """Calls a function on copies of arguments, of which some require a gradient, and runs backward."""
+    given = [t.clone(memory_format=torch.preserve_format).requires_grad_(wants) for t, wants in arguments]
+    defined["P"].grad = None
+    try:
+        made = call(*given)
+    except Exception as error:
+        return Outcome(error=error)
+    results = made if isinstance(made, tuple) else (made,)
+    sums = [r.to(torch.promote_types(r.dtype, torch.float32)).sum() for r in results if r.requires_grad]
+    try:
+        if sums:
+            torch.autograd.backward(sums)
+    except Exception as error:
+        return Outcome(results, error=error, in_backward=True)
+    return Outcome(results, tuple(t.grad for t in (*given, defined["P"])))
+
+
+def difference(wanted: Outcome, found: Outcome, tolerance: float) -> str:
+    """What a fused call did otherwise than the eager one; "" where nothing."""
+    if found.error is not None and isinstance(found.error, OpGraphError):
+        return ""  # what cannot be fused says so
+    if wanted.in_backward or found.in_backward:
+        # Fused, a value that backward reads may be written in place: specs/torch.md.
+        refused = wanted.in_backward and "inplace" in str(wanted.error)
+        return (
+            "" if refused or (wanted.in_backward and found.in_backward) else f"backward: {wanted.error} | {found.error}"
+        )
+    if wanted.error is not None or found.error is not None:
+        return "" if type(wanted.error) is type(found.error) else f"error: {wanted.error!r} | {found.error!r}"
+    for what, slack in (("results", 1), ("gradients", 10)):
+        for a, b in zip(getattr(wanted, what), getattr(found, what), strict=True):
+            if not are_alike(a, b, tolerance * slack):
+                return f"{what}: {a} | {b}"
+    return ""
+
+
+def are_alike(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> bool:
+    """Whether tensors are equal up to a part of the largest element."""
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return a is b
+    a, b = a.detach().double(), b.detach().double()
+    largest = a[a.isfinite()].abs().max().item() if a.isfinite().any() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, largest), equal_nan=True)
+
+
+def problem(seed: int) -> str:
+    """What a fused function did otherwise than the eager one in one of its calls, and its text; "" where nothing."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    text = text_of(rng)
+    eager, own = loaded(text, seed), loaded(text, seed)
+    fused = ogt.fuse(own["f"])
+    pool = [drawn(rng) for _ in range(6)]
+    for number in range(_CALLS):
+        tensors = [rng.choice(pool) if rng.random() < 0.7 else drawn(rng) for _ in range(3)]
+        if rng.random() < 0.1:
+            tensors[1] = tensors[0]
+        arguments = [(t, rng.random() < 0.4) for t in tensors]
+        if rng.random() < 0.3:
+            name = rng.choice(_OWN)
+            eager[name].data.copy_(torch.randn(eager[name].shape))
+        for name in _OWN:  # a call that raised an error may have stopped at another line
+            own[name].data.copy_(eager[name].data)
+        with torch.set_grad_enabled(rng.random() < 0.85), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted, found = outcome(eager, eager["f"], arguments), outcome(own, fused, arguments)
+        tolerance = max(_TOLERANCE.get(t.dtype, 1e-5) for t in tensors)
+        told = difference(wanted, found, tolerance)
+        if not told and wanted.error is None and found.error is None:
+            told = next((f"own tensor {n}" for n in _OWN if not are_alike(eager[n], own[n], 1e-5)), "")
+        if told:
+            shapes = ", ".join(f"{str(t.dtype)[6:]}{list(t.shape)}{'*' * wants}" for t, wants in arguments)
+            return f"seed {seed}, call {number} ({shapes}): {told}\n{text}"
+    return ""
+
+
+def problems(seeds: Iterator[int] | range) -> list[str]:
+    """The problems of seeds."""
+    return [found for seed in seeds if (found := problem(seed))]
+
+
+def main() -> int:
+    """Runs seeds; the exit status is 1 where one has a problem."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0:1000", help="FIRST:LAST")
+    first, last = map(int, parser.parse_args().seeds.split(":"))
+    torch.set_num_threads(1)
+    found = 0
+    with interpreted():
+        for seed in range(first, last):
+            if told := problem(seed):
+                found += 1
+                print(told, flush=True)
+    print(f"{last - first} functions, {found} with a problem")
+    return min(found, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
