@@ -248,7 +248,7 @@ class Session:
             self.count = node.refs
             others = (*args[1:], *kwargs.values())
             self.check_kept_shape(args[0], others)
-            args[0].change(node.ref, others)  # type: ignore[arg-type]
+            args[0].change(node.ref, others)
         return args[0]
 
     def check_kept_shape(self, target: Proxy, others: tuple[Any, ...]) -> None:
