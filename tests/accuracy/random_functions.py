@@ -53,9 +53,10 @@ _IN_PLACE = (
     "@ += $", "@ *= $", "@ -= @", "@.mul_(#)", "@.add_($, alpha=2)", "@.clamp_(min=0)", "@.masked_fill_($ > 0, #)",
     "@.sigmoid_()", "@.lerp_($, 0.5)", "F.relu(@, inplace=True)", "@.addcmul_($, $)",
 )  # fmt: skip
-#: Lines that write into the function's own tensors: a number, a row and a parameter.
+#: Lines that write into the function's own tensors: a number, a row and a parameter. None through `.data`, of which
+#: eager torch's backward reads the new values.
 _WRITES = (
-    "S.mul_(1.5)", "B.add_(S)", "B[0] = 2.0", "S.data.add_(1)", "S.fill_(0.5)", "B.copy_(B.flip(0))", "S.copy_(B[1])",
+    "S.mul_(1.5)", "B.add_(S)", "B[0] = 2.0", "S.fill_(0.5)", "B.copy_(B.flip(0))", "S.copy_(B[1])",
     "B.view(-1)[1:].mul_(2)", "torch.add(B, 1, out=B)", "with torch.no_grad(): P.mul_(0.9)",
 )  # fmt: skip
 _OWN = "S", "B", "P"

@@ -185,10 +185,10 @@ class Session:
 
     def keep_values(self, tensors: Sequence[torch.Tensor]) -> None:
         """Before real tensors are written to: what was computed from them reads a copy when the graph runs."""
-        written = {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.layout is torch.strided} - {0}
+        written = set(map(_memory, tensors))
         for entry in self.inputs[:]:
             tensor = entry.tensor
-            if tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() not in written:
+            if _memory(tensor) not in written:
                 continue
             with torch.set_grad_enabled(self.with_gradients):
                 entry.tensor = tensor.clone()
@@ -319,3 +319,11 @@ class Session:
         if isinstance(value, np.ndarray):
             raise trace_errors.meets_array()
         return value  # a dtype, a device, Ellipsis
+
+
+def _memory(tensor: torch.Tensor) -> tuple[str, int]:
+    """What equal memory of tensors is known by: its address, or the tensor that has none (a batch of torch.func)."""
+    try:
+        return "address", tensor.untyped_storage().data_ptr() or id(tensor)
+    except RuntimeError:
+        return "tensor", id(tensor)
