@@ -598,7 +598,7 @@ def a_number_of_an_argument_that_is_written(patch):
     def fn(x):
         y = x * 2
         x[0, 0].add_(1)
-        return y + x
+        return y.flip(-1) + x
 
     return fn, [lambda: (X.clone(),)] * 3
 

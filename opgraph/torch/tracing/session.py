@@ -191,7 +191,7 @@ class Session:
             if _memory(tensor) not in written:
                 continue
             with torch.set_grad_enabled(self.with_gradients):
-                entry.tensor = tensor.clone()
+                entry.tensor, entry.captured = tensor.clone(), True
             if self.captured.get(id(tensor)) is entry.ref:  # from now on it is another value
                 del self.captured[id(tensor)]
             elif (known := self.given.get(id(tensor))) is not None and known.ref is entry.ref:
