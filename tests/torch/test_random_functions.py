@@ -18,6 +18,12 @@ def test_random_functions_do_what_they_do_unfused() -> None:
     assert problems(range(40)) == []
 
 
+def test_a_random_function_as_a_module_does_what_it_does_unfused() -> None:
+    """Backward of a graph whose inputs get no gradient, in a call in which no result shows its node."""
+    torch._dynamo.reset()
+    assert problems([53], "module") == []
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", range(1000, 3000, 200))
 def test_many_random_functions_do_what_they_do_unfused(first: int) -> None:

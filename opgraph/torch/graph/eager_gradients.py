@@ -220,13 +220,14 @@ class _Backward:
 
     def _with_zeros(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
         """Gradients with zeros for the tensors with hooks that no result depends on."""
+        arguments = getattr(ctx, "opgraph_arguments", {})  # none where no result showed the node
         edges = zip((source for source, _ in ctx.next_functions if source is not None), self._inputs, strict=True)
         found = list(results)
         for number, needed in enumerate(ctx.needs_input_grad):
             if needed:
                 source, place = next(edges)
                 if found[number] is None:
-                    tensor = _hooked(source, ctx.opgraph_arguments.get(place))
+                    tensor = _hooked(source, arguments.get(place))
                     found[number] = None if tensor is None else torch.zeros_like(tensor)
         return tuple(found)
 
