@@ -2,8 +2,8 @@
 
 A seed is a function of three tensors: pointwise ops, ops in place, views, fills, casts, questions about shapes, and
 tensors of its own that it reads and writes. It is loaded twice, and fused in one of the two. Calls give shapes that fit
-and shapes that do not, so that a plan or a trace that serves a shape which it should not shows: results, gradients, the
-function's own tensors, and the types of errors must be alike. With `--way module` the function is the forward of a
+and shapes that do not. Results, gradients, the function's own tensors and the types of errors must be alike: they are
+not where a plan serves shapes that it was not made for. With `--way module` the function is the forward of a
 module, which Dynamo captures. Kernels run op by op.
 """
 

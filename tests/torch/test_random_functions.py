@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from random_functions import problems
 
-torch = pytest.importorskip("torch")
-
-from random_functions import problems  # noqa: E402
-
-from opgraph.torch.tracing.session import Session  # noqa: E402
+from opgraph.torch.tracing.session import Session
 
 #: What is traced counts here; kernels have tests of their own.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]

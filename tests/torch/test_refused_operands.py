@@ -76,8 +76,8 @@ def test_what_eager_torch_refuses_raises_its_error(name: str) -> None:
     model = Behind(REFUSED[name])
     with pytest.raises(RuntimeError) as eager:
         model(x)
-    for fused in (torch.compile(model, backend="opgraph"), ogt.fuse(model)):
-        with pytest.raises(RuntimeError) as found:
+    for gradients, fused in ((False, torch.compile(model, backend="opgraph")), (True, ogt.fuse(model))):
+        with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError) as found:
             fused(x)
         assert found.type is eager.type and str(found.value) == str(eager.value)
 

@@ -5,7 +5,7 @@ Measured with `x * sigmoid(a * x)` at 1,024 elements, forward and backward: spec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ class Single:
         self._module = module
         self._class = type(module)
         self._forward = self._class.forward
-        self._function: Callable[..., Any] = fuse(MethodType(self._forward, module), rounding=rounding)
+        self._function: Any = fuse(MethodType(self._forward, module), rounding=rounding)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's forward returns.
@@ -88,6 +88,6 @@ class Single:
             OpGraphError: the forward is not pointwise for these arguments.
         """
         is_same = type(self._module) is self._class and self._class.forward is self._forward
-        if not is_same or self._function.why_rerun:  # type: ignore[attr-defined]
+        if not is_same or self._function.why_rerun:
             raise NotAlone
         return self._function(*args, **kwargs)

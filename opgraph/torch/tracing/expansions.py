@@ -61,7 +61,8 @@ def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any])
     one = session.eager(torch.empty, ((),), {"dtype": args[0].dtype, "device": args[0].device})
     own = session.eager(torch.Tensor.expand, (one, tuple(args[0].shape)), {})
     sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    return session.eager(torch.Tensor.expand, (own, sizes), {})  # type: ignore[no-any-return]
+    spread: torch.Tensor = session.eager(torch.Tensor.expand, (own, sizes), {})
+    return spread
 
 
 def spread_over(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -163,7 +164,8 @@ def _dropout(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[st
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", "alpha" not in name))
     if training:
         raise trace_errors.random(name)
-    torch.nn.functional.dropout(torch.empty(0), args[1] if len(args) > 1 else kwargs.get("p", 0.5), training=False)
+    p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+    torch.nn.functional.dropout(torch.empty(0), p, training=False)  # torch says whether it is a probability
     return args[0] if args else kwargs["input"]
 
 
