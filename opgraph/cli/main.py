@@ -135,7 +135,7 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool, signals: Sequence[
     except OSError as error:
         if show_traceback:
             raise
-        where = str(error.filename) if error.filename else "a file"
+        where = str(error.filename) if error.filename else "standard output, or a file"
         return _failed(
             OpGraphError(error.strerror or str(error), where=where, fix="check the path, its rights and the free space")
         )
