@@ -186,6 +186,8 @@ class FusedFunction(Wrapper):
         except NotKnown as why:
             self.why_rerun = str(why)
         else:
+            if any(known.takes_in(plan) for known in self.plans):
+                return run
             self.plans.insert(0, plan)
             if len(self.plans) > MOST_PLANS:
                 self.plans.clear()

@@ -729,3 +729,41 @@ def test_a_tensor_made_inside_follows_the_default_dtype() -> None:
             assert f(x).dtype is default
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+SIZES = (2, 3, 3, 2, 4, 4, 3, 2)  # a plan of one size; one that is learned; both used again
+TABLE = torch.linspace(-1, 1, 8)
+ASKING = {
+    "a tensor times a size": lambda x: x + WEIGHT * x.shape[0],
+    "a size under a root": lambda x: torch.tanh(x) * (WEIGHT[3] / x.shape[0] ** 0.5),
+    "one of two tensors": lambda x: x.exp() + (WEIGHT if x.shape[0] > 2 else X[0]),
+    "an element of a table": lambda x: x * TABLE[x.shape[0]],
+    "a part of a table": lambda x: x * TABLE[: x.shape[0], None],
+    "ones of a shape": lambda x: x + torch.ones(x.shape),
+    "a number in a new tensor": lambda x: x * torch.full((1,), float(x.shape[0])),
+    "a size of a tensor of its own": lambda x: x * (TABLE[: x.shape[0]] * 2).shape[0],
+    "an expanded tensor": lambda x: x + WEIGHT.expand(x.shape),
+    "a size that is returned": lambda x: (x.exp(), x.shape[0]),
+    "a size that a number is made of": lambda x: x * x.shape[0],
+    "a rank": lambda x: x.exp() if x.dim() == 2 else x,
+}
+
+
+@pytest.mark.parametrize("what", ASKING)
+def test_what_a_size_leads_to_is_that_of_each_call(what) -> None:
+    fused = fuse(ASKING[what])
+    for size in SIZES:
+        x = torch.linspace(-1, 1, size * 6).reshape(size, 6)
+        got, want = fused(x), ASKING[what](x)
+        if isinstance(want, tuple):
+            assert got[1] == want[1]
+            got, want = got[0], want[0]
+        assert close(got, want)
+    assert not fused.why_rerun
+
+
+def test_a_size_that_leads_to_nothing_makes_no_plan_of_its_own() -> None:
+    fused = fuse(lambda x: x.exp() if x.dim() == 2 else x)
+    for size in (2, 3, 4, 5):
+        fused(torch.ones(size, 6))
+    assert len(fused.plans) == 1

@@ -4,7 +4,8 @@ A plan is a Python function, generated once: it compares numbers, globals, cells
 that it was made from and repeats what the run did on real tensors (views, arithmetic of parameters). What tensors are
 like is then compared by torch (a signature, see opgraph/runtime/providers/torch_prepared.py); for a signature that was
 seen before it makes the prepared call. For another one, dtypes are compared and the graph is looked up by the shapes.
-Where anything differs the function is run again; where that was only a shape, the plan learns it.
+Where anything differs the function is run again; where that was only a shape, the plan learns it. A function that asks
+for shapes may do anything with them: what it did for another shape makes a plan of its own, unless that plan is the same.
 """
 
 from __future__ import annotations
@@ -55,12 +56,17 @@ class Plan:
         ready: the signatures for which there are prepared calls, outside and inside of what records gradients: torch's
             guards do not tell these apart.
         leaf: the way through the function that it stands for.
+        asks: whether the function asked for a shape, or whether a tensor requires a gradient.
+        text, values: the text of `call`, and the values of the run that its names mean.
     """
 
     call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     graphs: Bounded[Any, Traced]
     ready: tuple[list[Ready], list[Ready]]
     leaf: Leaf
+    asks: bool
+    text: str
+    values: dict[str, Any]
 
     def run(self, traced: Traced, miss: Miss) -> Any:
         """The function's result of a new signature, which from now on has a prepared call where torch allows one."""
@@ -74,14 +80,39 @@ class Plan:
         return traced.result(results if type(results) is tuple else (results,), miss.kept)
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: TracedRun) -> bool:
-        """Whether a run was one of this plan's but for its shapes, which the plan knows from now on."""
-        if run.leaf is not self.leaf or run.traced is None:
+        """Whether a run that asked for no shape was one of this plan's but for its shapes; the plan learns these."""
+        if run.leaf is not self.leaf or run.traced is None or run.asks or self.asks:
             return False
         miss = self.call(args, kwargs)
         if type(miss) is not Miss or miss.traced is not None:
             return False
         self.graphs[tuple([t.shape for t in miss.tensors])] = run.traced
         return True
+
+    def takes_in(self, other: Plan) -> bool:
+        """Whether another plan says the same of other shapes, which this one learns."""
+        if self.leaf is not other.leaf or self.text != other.text or self.values.keys() != other.values.keys():
+            return False
+        if not all(is_same(value, other.values[name]) for name, value in self.values.items()):
+            return False
+        for shapes, traced in other.graphs.items():
+            self.graphs[shapes] = traced
+        return True
+
+
+#: What is compared by value, not by identity.
+_VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two numbers, words ... are alike, or two things one; 0.0 is not -0.0, 1 is not 1.0."""
+    if a is b or type(a) is not type(b):
+        return a is b
+    if type(a) is float:
+        return a.hex() == b.hex()
+    if type(a) is Conditions:
+        return bool(a.outcomes == b.outcomes)
+    return type(a) in _VALUES and bool(a == b)
 
 
 #: Arithmetic that is in no record, views, and what makes a tensor of numbers.
@@ -122,7 +153,7 @@ class Conditions:
     """
 
     def __init__(self, outcomes: Sequence[bool]) -> None:
-        self._outcomes = list(outcomes)
+        self.outcomes = list(outcomes)
         self._seen: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
 
     def hold(self, *sources: torch.Tensor) -> bool:
@@ -137,6 +168,6 @@ class Conditions:
     def read(self, sources: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> bool:
         """Whether values that follow from these sources are those of the run: one copy and one wait for all of them."""
         seen = [(weakref.ref(s), s._version, s.data_ptr()) for s in sources]
-        found = torch.stack([v.detach().reshape(()).bool() for v in values]).tolist() == self._outcomes
+        found = torch.stack([v.detach().reshape(()).bool() for v in values]).tolist() == self.outcomes
         self._seen = seen if found else []
         return found

@@ -11,8 +11,16 @@ from opgraph.runtime.bounded_dict import Bounded
 from opgraph.runtime.providers.torch_internals import has_xpu, tensors_in
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
 from opgraph.torch.tracing.guard_discovery import NotKnown, OddArgument, Place, reads_of
-from opgraph.torch.tracing.guarded_plan import Conditions, Miss, Plan, Ready, can_repeat, is_condition, waits
-from opgraph.torch.tracing.proxy import Proxy
+from opgraph.torch.tracing.guarded_plan import (
+    Conditions,
+    Miss,
+    Plan,
+    Ready,
+    can_repeat,
+    is_condition,
+    is_same,
+    waits,
+)
 from opgraph.torch.tracing.tensor_calls import EagerCall, Watch
 from opgraph.torch.tracing.trace import MOST_SHAPES, Output, Run, Traced, filled
 
@@ -39,8 +47,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     if watch.has_drawn():  # a plan that finds only then that it does not apply would leave the next call other numbers
         raise NotKnown("it draws random numbers")
     # Who asks for a shape may do anything with it. Those of the graph's inputs are looked up anyway.
-    asks = run.asks or any(call.is_question for call in watch.calls)
-    writer = _Writer({id(t) for t in run.tensors}, asks)
+    writer = _Writer({id(t) for t in run.tensors}, run.asks)
     given = [(f"args[{i}]", a) for i, a in enumerate(args)] + [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
     objects: dict[str, Any] = {}
@@ -78,7 +85,7 @@ class _Writer:
         self._compared: list[str] = []
         self._named: set[int] = set()
         self._folded: set[int] = set()
-        self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": _same}
+        self.names: dict[str, Any] = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "same": is_same}
         self.sources: dict[int, str] = {}
         self.arguments: list[str] = []
         self._count = 0
@@ -326,7 +333,7 @@ class _Writer:
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
         ready: tuple[list[Ready], list[Ready]] = ([], [])
-        structure = run.leaf.structure
+        structure, values = run.leaf.structure, dict(self.names)
         self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, "Miss": Miss}
         self.names |= {"filled": filled, "structure": structure, **IS_PLAIN_VALUES}
         compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
@@ -351,11 +358,4 @@ class _Writer:
         else:
             text += f"    results = run({', '.join(tensors)})\n    return filled(structure, {results}, {kept_text})\n"
         exec(compile(text, "<plan>", "exec"), self.names)
-        return Plan(self.names["plan"], graphs, ready, run.leaf)
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether two numbers, words ... are alike; 0.0 is not -0.0, 1 is not 1.0."""
-    if type(a) is not type(b) or type(a) is Proxy:
-        return False
-    return a.hex() == b.hex() if type(a) is float else bool(a == b)
+        return Plan(self.names["plan"], graphs, ready, run.leaf, run.asks, text, values)

@@ -68,7 +68,7 @@ class Run:
         tensors: the inputs of the graph, in order.
         kept: what the function returned as it was.
         leaf: where the graphs for other shapes are.
-        asks: whether the function asked for the shape of data, or whether they require a gradient.
+        asks: whether the function asked for the shape of a tensor, or whether one requires a gradient.
     """
 
     traced: Traced | None
@@ -140,6 +140,7 @@ class Tracer:
         watch.before_write = session.keep_values
         with functions_on_stack(), watch:
             result = self.fn(*given, **named)
+        session.asks |= any(call.is_question for call in watch.calls)
         return self._ended(session, result)
 
     def _name(self, index: int) -> str:
