@@ -48,8 +48,9 @@ _EXPRESSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
          "($ if $.dtype == torch.float32 else $ + 1)", "($ if $.requires_grad else -$)", "($ if $ is $ else $ * 2)")),
     (1, ("$.detach()", "($ if S > 1 else $ * 2)", "($ if P[0] > 1 else $ + P)", "$ * S.exp()", "$ * (B * 2)[None]",
          "torch.stack((B, P)).sum(0) * $", "F.prelu($, P[:1])")),
-    (2, ("$ + B * $.dim()", "$ * (S / $.size(-1))", "$ + torch.ones($.shape)", "$ + B.expand($.shape)", "$ * P.sum() * $.numel()",
-         "$ + $.new_full($.shape, #)", "$ + (B if $.size(-1) > 1 else P)", "$ * B[:$.size(-1)]",
+    (2, ("$ + B * $.dim()", "$ * (S / $.size(-1))", "$ + torch.ones($.shape)", "$ + B.expand($.shape)",
+         "$ * P.sum() * $.numel()", "$ + $.new_full($.shape, #)", "$ + (B if $.size(-1) > 1 else P)",
+         "$ * B[:$.size(-1)]",
          "$ + torch.arange($.size(-1))", "torch.full((1,), float($.dim())) * $")),
 )  # fmt: skip
 #: Without the views, which are refused of what is computed.

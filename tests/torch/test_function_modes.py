@@ -21,6 +21,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
 import opgraph as og  # noqa: E402
+from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.torch.fuse import fuse  # noqa: E402
 from opgraph.torch.fused.composite import composite  # noqa: E402
 from opgraph.torch.fused.library import VERSION  # noqa: E402
@@ -258,6 +259,51 @@ def test_forward_mode(case: Case) -> None:
             duals = [forward_ad.make_dual(given[0], moving[0]), *given[1:]]
             found.append([forward_ad.unpack_dual(y).tangent for y in f(*duals)])
     same(*found)
+
+
+W64 = torch.ones(4, dtype=torch.float64)
+WEIGHTS = torch.ones(4, requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: x * W64, lambda x: x.double() * WEIGHTS, lambda x: x * torch.arange(4), lambda x: (x > 0) * WEIGHTS],
+    ids=["another dtype", "a cast", "an integer", "a result without a tangent"],
+)
+def test_forward_mode_of_one_operand(fn: Any) -> None:
+    x, along = torch.ones(3, 4), torch.full((3, 4), 2.0)
+    want, got = (torch.func.jvp(f, (x,), (along,)) for f in (fn, fuse(fn)))
+    for a, b in zip(want, got, strict=True):
+        torch.testing.assert_close(b, a)
+    want, got = (torch.func.hessian(lambda x, f=f: f(x).pow(2).sum())(x) for f in (fn, fuse(fn)))
+    torch.testing.assert_close(got, want)
+
+
+def test_forward_mode_where_one_of_two_results_has_no_tangent() -> None:
+    f = fuse(lambda x, y: (x * 2, y * 3, x > 0))
+    with forward_ad.dual_level():
+        results = f(forward_ad.make_dual(torch.ones(4), torch.ones(4)), torch.ones(4))
+        tangents = [forward_ad.unpack_dual(r).tangent for r in results]
+    torch.testing.assert_close(tangents[0], torch.full((4,), 2.0))
+    assert not tangents[1].any() and tangents[2] is None
+
+
+def test_forward_mode_while_backward_runs() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with forward_ad.dual_level():
+        y = fuse(lambda x: x * WEIGHTS)(forward_ad.make_dual(x, torch.ones(4)))
+        for gradient in torch.autograd.grad(y.sum(), [x, WEIGHTS]):
+            torch.testing.assert_close(gradient, torch.ones(4))
+
+
+def test_forward_mode_refuses_no_grad_inside() -> None:
+    def f(x: Any) -> Any:
+        with torch.no_grad():
+            m = x * x
+        return x * m
+
+    with pytest.raises(Unimplemented, match="stops gradients and not tangents"):
+        torch.func.jvp(fuse(f), (torch.ones(3),), (torch.ones(3),))
 
 
 def test_forward_mode_over_reverse_mode_and_the_other_way_round(case: Case) -> None:

@@ -229,3 +229,24 @@ def test_hooks_of_parameters_that_no_result_depends_on_get_zeros() -> None:
     model(x).sum().backward()
     assert len(seen) == 2 and not any(g.any() for g in seen)
     assert model.c.weight.grad is None and model.b.weight.grad.any()
+
+
+def test_functions_give_none_to_what_a_result_does_not_depend_on() -> None:
+    f = ogt.fuse(lambda x, y: (x * y, y.exp(), x + 2))
+    x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
+    results = f(x, y)
+    for result, reached in zip(results, [(True, True), (False, True), (True, False)], strict=True):
+        found = torch.autograd.grad(result.sum(), [x, y], allow_unused=True, retain_graph=True)
+        assert tuple(g is not None for g in found) == reached
+    both = torch.autograd.grad(results[1].sum() + results[2].sum(), [x, y], create_graph=True)
+    (second,) = torch.autograd.grad(both[1].sum(), [y])
+    torch.testing.assert_close(second, y.exp())
+
+
+def test_weight_decay_leaves_a_parameter_of_a_function_alone_that_no_loss_reads() -> None:
+    parameter = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.1)
+    f = ogt.fuse(lambda x: (x.exp(), x * parameter))
+    f(torch.ones(4, requires_grad=True))[0].sum().backward()
+    optimizer.step()
+    assert torch.equal(parameter, torch.ones(4))

@@ -80,6 +80,7 @@ class Training:
         self.forward = graph if self._plan is None else self._plan.forward
         self.saved: tuple[Saved, ...] = () if self._plan is None else self._plan.saved
         self._outputs = [port_name(t) for t in self.forward.outputs]
+        self._reaches = [reached(self.forward, {t.id}) for t in self.forward.inputs]
         inputs = {port_name(t): i for i, t in enumerate(graph.inputs)}
         results = {name: len(inputs) + i for i, name in enumerate(self._outputs)}
         kept = [s.name for s in self.saved if s.role != "shape"]
@@ -115,8 +116,12 @@ class Training:
                 return self._backwards[key]
 
     def _backward(self, wanted: Flags, given: Flags) -> Backward | None:
-        outputs = [n for i, (n, g) in enumerate(zip(self._outputs, given, strict=True)) if g and i not in self.fixed]
-        names = [name for name, want in zip(self._wrt, wanted, strict=True) if want and name is not None]
+        results = [
+            t for i, (t, g) in enumerate(zip(self.forward.outputs, given, strict=True)) if g and i not in self.fixed
+        ]
+        outputs, ids = [port_name(t) for t in results], {t.id for t in results}
+        inputs = zip(self._wrt, wanted, self._reaches, strict=True)
+        names = [name for name, want, found in inputs if want and name is not None and found & ids]
         if self._plan is None or not outputs or not names:
             return None
         graph = self._plan.backward_of(names, outputs)
@@ -185,20 +190,25 @@ class Training:
             shapes: of the results.
         """
         moving = tuple([t is not None for t in given])
+        may = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
         with self._lock:
             if moving not in self._tangents:
-                may = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
                 found = tangents(self.forward, moving, may)
                 self._tangents[moving] = None if found is None else (found, self._make(found.graph))
         made = self._tangents[moving]
-        if made is None:
-            results: list[torch.Tensor | None] = [None] * len(shapes)
-        else:
-            like = next(t for t in given if t is not None)
-            stand_ins = [like.new_zeros(()).expand(s) for s in shapes]
-            pool: list[Any] = [*tensors, *given, *stand_ins]
+        like = next(t for t in given if t is not None)
+        zeros = [
+            like.new_zeros((), dtype=TORCH_DTYPES[t.dtype]).expand(shape)
+            for t, shape in zip(self.forward.outputs, shapes, strict=True)
+        ]
+        # torch takes no None from a result that may have a tangent.
+        results: list[torch.Tensor | None] = [zero if able else None for zero, able in zip(zeros, may, strict=True)]
+        if made is not None:
+            pool: list[Any] = [*tensors, *given, *zeros]
             values = made[1](*[pool[i] for i in made[0].order])
-            results = [None if place is None else values[place] for place in made[0].places]
+            results = [
+                kept if place is None else values[place] for kept, place in zip(results, made[0].places, strict=True)
+            ]
         return results[0] if len(results) == 1 else tuple(results)
 
     def _stand_ins(self, order: tuple[int, ...], shapes: Sequence[Any], grads: Sequence[Any]) -> list[Any]:

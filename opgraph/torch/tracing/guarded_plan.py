@@ -5,7 +5,7 @@ that it was made from and repeats what the run did on real tensors (views, arith
 like is then compared by torch (a signature, see opgraph/runtime/providers/torch_prepared.py); for a signature that was
 seen before it makes the prepared call. For another one, dtypes are compared and the graph is looked up by the shapes.
 Where anything differs the function is run again; where that was only a shape, the plan learns it. A function that asks
-for shapes may do anything with them: what it did for another shape makes a plan of its own, unless that plan is the same.
+for shapes may do anything with them: what it did for another shape is a plan of its own, unless the two are the same.
 """
 
 from __future__ import annotations

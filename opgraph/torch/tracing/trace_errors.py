@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from opgraph.errors import InvalidArguments, Unimplemented
+from opgraph.runtime.providers.torch_internals import is_forward_mode
 from opgraph.torch.autograd_function_hooks import RUN
 
 #: torch's own files, ours, and Python's through which both call.
@@ -116,7 +117,8 @@ def check_grad_mode(name: str, with_gradients: bool) -> None:
     """Refuses a call in another grad mode than the function's, unless it is one under no_grad.
 
     Raises:
-        Unimplemented: it stands in the forward of an autograd.Function, or under enable_grad.
+        Unimplemented: it stands in the forward of an autograd.Function, under enable_grad, or under no_grad in
+            forward-mode differentiation, which no_grad does not stop.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not RUN:
@@ -129,6 +131,10 @@ def check_grad_mode(name: str, with_gradients: bool) -> None:
         )
     if not with_gradients:
         raise unknown(name, "it stands under enable_grad, in a function that is called under no_grad", OUTSIDE)
+    if is_forward_mode():
+        raise unknown(
+            name, "it stands under no_grad, which stops gradients and not tangents", "use detach(), which stops both"
+        )
 
 
 def compares_classes(fn: Callable[..., Any]) -> Unimplemented:
