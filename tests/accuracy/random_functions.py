@@ -50,8 +50,7 @@ _EXPRESSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
          "torch.stack((B, P)).sum(0) * $", "F.prelu($, P[:1])")),
     (2, ("$ + B * $.dim()", "$ * (S / $.size(-1))", "$ + torch.ones($.shape)", "$ + B.expand($.shape)",
          "$ * P.sum() * $.numel()", "$ + $.new_full($.shape, #)", "$ + (B if $.size(-1) > 1 else P)",
-         "$ * B[:$.size(-1)]",
-         "$ + torch.arange($.size(-1))", "torch.full((1,), float($.dim())) * $")),
+         "$ * B[:$.size(-1)]", "$ + torch.arange($.size(-1))", "torch.full((1,), float($.dim())) * $")),
 )  # fmt: skip
 #: Without the views, which are refused of what is computed.
 _FUSED = tuple((weight, several) for weight, several in _EXPRESSIONS if "x.t()" not in several)
@@ -180,8 +179,8 @@ def outcome(defined: dict[str, Any], call: Callable[..., Any], arguments: list[t
     except Exception as error:
         return Outcome(error=error)
     results = made if isinstance(made, tuple) else (made,)
-    sums = [r.to(torch.promote_types(r.dtype, torch.float32)).sum() for r in results if r.requires_grad]
     try:
+        sums = [r.to(torch.promote_types(r.dtype, torch.float32)).sum() for r in results if r.requires_grad]
         if sums:
             torch.autograd.backward(sums)
     except Exception as error:

@@ -273,6 +273,94 @@ def test_a_graph_that_would_compute_something_else_says_so(of):
         slope.sum().backward()
 
 
+class Square(torch.autograd.Function):
+    """A function whose backward reads what it saved."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 2 * x
+
+
+class Straight(torch.autograd.Function):
+    """A function whose backward computes nothing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Between(nn.Module):
+    """A custom autograd function between linear layers; `whole` runs both, in a checkpoint or as they are."""
+
+    def __init__(self, function, whole):
+        super().__init__()
+        self.inner, self.function, self.whole = network(outputs=3), function, whole
+
+    def forward(self, x):
+        return self.whole(lambda x: self.function(self.inner(x)).square(), x)
+
+
+def as_they_are(f, x):
+    return f(x)
+
+
+def in_a_checkpoint(f, x):
+    return torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.parametrize("whole", [as_they_are, in_a_checkpoint], ids=lambda f: f.__name__)
+def test_a_custom_function_whose_backward_computes_says_so(whole):
+    """Dynamo's graph does not show what of it is under `no_grad`."""
+    model, x = Between(lambda x: Square.apply(x), whole), torch.randn(4, 3, requires_grad=True)
+    want = torch.autograd.grad(model(x).sum(), x)[0]
+    (slope,) = torch.autograd.grad(ogt.fuse(model)(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(slope, want)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        slope.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+def test_a_custom_function_whose_backward_computes_nothing_is_differentiated():
+    model, x = Between(lambda x: Straight.apply(x), as_they_are), torch.randn(4, 3, requires_grad=True)
+    want = gradients(copy.deepcopy(model), forces, x)
+    for got, right in zip(gradients(ogt.fuse(model), forces, x), want, strict=True):
+        torch.testing.assert_close(got, right)
+
+
+@pytest.mark.parametrize("is_attribute", [False, True], ids=["an argument", "an attribute"])
+def test_numbers_that_change_leave_gradients_differentiable(is_attribute):
+    """Dynamo gives a float that changes as a tensor, which nobody holds after the call."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.factor = network(), 1.0
+
+        def forward(self, x, factor):
+            return self.inner(x) * (self.factor if is_attribute else factor)
+
+    model, x = Scaled().double(), torch.randn(4, 3, dtype=torch.float64)
+    eager, fused = copy.deepcopy(model), ogt.fuse(model)
+    for factor in (1.0, 1.5, 2.0):
+        eager.factor = fused.factor = factor
+        want, got = (
+            gradients(m, lambda m, x, factor=factor: forces(lambda x: m(x, factor), x), x) for m in (eager, fused)
+        )
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_inputs_that_were_written_to_say_so():
     model, x = ogt.fuse(network()), torch.randn(4, 3, requires_grad=True)
     y = model(x).sum()

@@ -28,7 +28,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir.pause_gc import no_collector
 from opgraph.runtime.providers.torch_internals import FakeTensor
 from opgraph.torch.graph.parameter_branches import written_inputs
-from opgraph.torch.graph.torch_internals import compiled_node, on_stand_ins, refuse_second_derivatives
+from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compiled_node, on_stand_ins, refuse_second_derivatives
 
 #: For each result of a graph, and then for each of its inputs as the graph leaves it, the inputs that it depends on, as
 #: bits; None for a result without a gradient and for an input that the graph does not write into.
@@ -67,6 +67,25 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
 
 def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
     return isinstance(value, torch.Tensor)
+
+
+def _hides_backward(graph: GraphModule) -> bool:
+    """Whether a graph calls a custom autograd function whose backward computes something. torch's op for it does not
+    record that, and Dynamo's graph does not show which part of it is under `no_grad`."""
+    for node in graph.graph.nodes:
+        bodies = [getattr(graph, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+        bodies = [body for body in bodies if isinstance(body, GraphModule)]
+        if getattr(node.target, "__name__", "") != "autograd_function_apply":
+            if any(map(_hides_backward, bodies)):
+                return True
+        elif any(n.op.startswith("call") and n.target is not SET_GRAD_ENABLED for n in bodies[1].graph.nodes):
+            return True
+    return False
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an argument may be a Python number; a float comes as a tensor of no dimension that nobody else holds."""
+    return not _is_tensor(value) or not (value.dim() or value.requires_grad)
 
 
 def _depends_on(result: Any, places: dict[int, int], known: dict[Any, int]) -> int | None:
@@ -118,7 +137,7 @@ def with_gradients_of_eager(
         return call
     backward: _Backward | None = None
     shown = 0  # the place of a result, or of an argument after the results, that shows the node of this graph
-    runs_again = not draws and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+    runs_again = not draws and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) and not _hides_backward(graph)
 
     def run(*args: Any) -> Any:
         nonlocal backward, shown
@@ -186,14 +205,13 @@ class _Backward:
         #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
         self._inputs = [edges.get(edge, -1) for edge in node.next_functions if edge[0] is not None]
         tensors = [i for i, a in enumerate(args) if _is_tensor(a)]
-        plain = all(type(args[i]) in _PLAIN for i in tensors)
-        self._runs_again = runs_again and plain and -1 not in self._inputs and all(place in found for place in floats)
+        runs_again = runs_again and all(type(args[i]) in _PLAIN for i in tensors)
+        self._runs_again = runs_again and -1 not in self._inputs and all(place in found for place in floats)
         #: The arguments that are remembered: all of them, or those that need not be leaves.
         self._followed = list(range(len(args)))
         if not self._runs_again:
-            self._followed = [
-                i for i in tensors if args[i].requires_grad and not isinstance(args[i], torch.nn.Parameter)
-            ]
+            gradients = [i for i in tensors if args[i].requires_grad]
+            self._followed = [i for i in gradients if not isinstance(args[i], torch.nn.Parameter)]
         self._is_compiled = False
         #: Whether some inputs never get a gradient, as no result depends on them; known after the first backward pass.
         self._has_idle_inputs = False
@@ -204,7 +222,7 @@ class _Backward:
     def follow(self, node: Any, args: Sequence[Any]) -> None:
         """Lets autograd hand over undefined gradients of a call as None, and notes its arguments."""
         node.set_materialize_grads(False)
-        node.opgraph_arguments = {i: ref(a) if _is_tensor(a := args[i]) else a for i in self._followed}
+        node.opgraph_arguments = {i: args[i] if _is_number(args[i]) else ref(args[i]) for i in self._followed}
         node.opgraph_versions = _versions(args) if self._runs_again else 0
 
     def __call__(self, ctx: Any, *given: Any) -> Any:
@@ -307,7 +325,8 @@ def _versions(args: Sequence[Any]) -> int:
 def _no_second_derivative() -> Unimplemented:
     return Unimplemented(
         "a captured graph has first derivatives alone where it draws random numbers, writes to its inputs (running "
-        "statistics), runs under autocast, or where its inputs are gone or were written to",
+        "statistics), runs under autocast, calls a torch.autograd.Function, or where its inputs are gone or were "
+        "written to",
         where="the gradient of a gradient that backward made with create_graph=True",
         fix="ogt.unfuse(model), or fuse functions (`@ogt.fuse`, `ogt.Activation`), which have all derivatives",
     )
