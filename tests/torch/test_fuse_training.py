@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.bench.networks import TrainedSwish as Swish  # noqa: E402
+from opgraph.errors import InvalidArguments  # noqa: E402
 from opgraph.torch.graph.backend import observed  # noqa: E402
 
 
@@ -73,6 +74,29 @@ def test_saved_tensors_hooks_may_give_other_strides():
             results.append(torch.autograd.grad(y.mT.cos().sum(), model.parameters()))
         found.append(results)
     torch.testing.assert_close(*found)
+
+
+def test_saved_tensors_hooks_may_give_masks_back_as_numbers():
+    """As hooks do that keep activations in 16 bits: eager torch keeps no mask of a ReLU or of dropout."""
+    torch.manual_seed(0)
+    x = torch.randn(16, 4, dtype=torch.float64)
+    for act in (nn.ReLU(), nn.Dropout(0.3), nn.Hardtanh()):
+        found = []
+        for model in plain_and_fused(nn.Sequential(nn.Linear(4, 8), act, nn.Linear(8, 2)).double()):
+            torch.manual_seed(1)
+            with saved_tensors_hooks(lambda t: t.float(), lambda t: t.double()):
+                y = model(x)
+            found.append(torch.autograd.grad(y.sin().sum(), model.parameters()))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("unpack", [lambda t: t.half(), lambda t: t[:1]], ids=["a dtype", "a shape"])
+def test_saved_tensors_hooks_that_give_something_else_back_raise(unpack):
+    model = ogt.fuse(nn.Sequential(nn.SiLU(), nn.LayerNorm(4), nn.SiLU()))
+    with saved_tensors_hooks(lambda t: t, unpack):
+        y = model(torch.randn(3, 4, requires_grad=True))
+    with pytest.raises(InvalidArguments, match="a hook gave back"):
+        y.sum().backward()
 
 
 class Branches(nn.Module):

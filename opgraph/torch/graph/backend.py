@@ -29,7 +29,7 @@ from opgraph.runtime.providers.torch_internals import (
     is_forward_mode,
     without_modes,
 )
-from opgraph.torch.graph.aten import is_random
+from opgraph.torch.graph.aten import is_random, value_of
 from opgraph.torch.graph.autograd_boundaries import compile_parts, with_views_of_no_grad, written_later
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
 from opgraph.torch.graph.decompositions import decompositions
@@ -336,8 +336,9 @@ def _backward_of(program: Program | SizedPrograms, captured: Captured) -> Callab
     `autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address, and under
     `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may give back a
     tensor with other strides than it was kept with (contiguous ones, for example): such a tensor is copied into the
-    strides that the program was made for.
+    strides that the program was made for. Masks, which eager torch may not keep, may come back as numbers.
     """
+    examples = [value_of(n) for n in program.module.graph.find_nodes(op="placeholder")]
 
     def backward(args: list[Any]) -> Any:
         if is_batched() or is_forward_mode():
@@ -345,11 +346,34 @@ def _backward_of(program: Program | SizedPrograms, captured: Captured) -> Callab
             args.clear()
             return Interpreter(program.module).run(*given)
         if captured.is_hooked:
+            _undo_hooks(args, examples)
             _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
         return program.run(args)
 
     backward._boxed_call = True  # type: ignore[attr-defined]
     return backward
+
+
+def _undo_hooks(args: list[Any], examples: Sequence[Any]) -> None:
+    """Makes truth values of masks that hooks gave another dtype.
+
+    Raises:
+        InvalidArguments: a hook gave back another tensor than it got, of another dtype, device or shape.
+    """
+    for place, (given, example) in enumerate(zip(args, examples, strict=True)):
+        if not isinstance(given, torch.Tensor):
+            continue
+        if example.dtype is torch.bool and given.dtype is not torch.bool:
+            args[place] = given = given != 0
+        sizes = [size if isinstance(size, int) else own for size, own in zip(example.shape, given.shape, strict=False)]
+        if given.dtype is example.dtype and given.device == example.device and list(given.shape) == sizes:
+            continue
+        raise InvalidArguments(
+            f"a hook gave back {given.dtype} of shape {list(given.shape)} on {given.device} for {example.dtype} of "
+            f"shape {list(example.shape)} on {example.device}",
+            where="a tensor that a captured graph kept for backward",
+            fix="let unpack_hook return what pack_hook was given: x.to(dtype) of its dtype",
+        )
 
 
 def _restride(program: Program | SizedProgram, args: list[Any]) -> None:
