@@ -4,7 +4,7 @@ Only the instance's `forward` is wrapped: class, parameters, buffers and state_d
 wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Where somebody else traces
 or transforms the model (an exporter, torch.compile around it, torch.func), its own forward runs.
 
-A module that turns out to be one activation (`graph.single`) runs as a fused function: Dynamo's guards and
+A module that turns out to be one activation (`graph.single_activation`) runs as a fused function: Dynamo's guards and
 AOTAutograd's wrappers take 30 us, in which its kernels would run several times.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, cast
 from weakref import ReferenceType, ref
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from opgraph.errors import InvalidArguments, OpGraphError
 from opgraph.runtime.providers.torch_internals import MODULE_CALLERS, has_saved_tensors_hooks, is_transformed
@@ -165,10 +166,11 @@ class FusedForward(Wrapper):
         return result
 
     def _first(self, code: _Code, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A call that may capture the model for the first time."""
-        captured: list[Captured] = []
-        has_run: set[bool] = set()
-        is_alone = False
+        """A call that may capture the model for the first time; as it was written where parameters are made in it, from
+        random numbers that a capture would draw twice."""
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            return forward_of(module, self.instead, *args, **kwargs)
+        captured, has_run, is_alone = list[Captured](), set[bool](), False
         thread, before = get_ident(), len(graph_break_reasons())
 
         def note() -> None:

@@ -912,3 +912,15 @@ def test_results_that_lie_alike_are_tensors_of_their_own(gradients: bool) -> Non
         assert results[0] is results[1]
         assert len({id(r) for r in results}) == 5 and len({r.data_ptr() for r in results}) == 1
         assert [r.requires_grad for r in results] == [gradients] * 3 + [False] + [gradients] * 2
+
+
+def test_lazy_layers_draw_what_they_draw_in_eager():
+    """A capture would draw the numbers of a new parameter, and put the generator back."""
+    found = []
+    for wrap in (lambda model: model, ogt.fuse):
+        torch.manual_seed(0)
+        model = wrap(nn.Sequential(nn.Dropout(0.5), nn.LazyLinear(3), nn.SiLU(), nn.LazyLinear(2)))
+        results = [model(torch.ones(2, 4)) for _ in range(3)]
+        found.append([*results, *model.parameters(), torch.rand(1)])
+    torch.testing.assert_close(*found)
+    assert "CompiledFunction" in type(results[-1].grad_fn).__name__
