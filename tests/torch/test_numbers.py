@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -448,3 +449,10 @@ def test_sinc_is_flat_next_to_zero(dtype) -> None:
     x = torch.tensor([1e-310, 1e-40, -1e-39, 1e-30], dtype=torch.float64).to(dtype)
     assert_same(fuse(torch.sinc)(x), torch.ones_like(x))
     assert_same(gradients(fuse(torch.sinc), x)[0].abs(), torch.zeros_like(x))
+
+
+def test_numbers_beyond_f32_meet_f64_without_a_warning() -> None:
+    """Warnings are errors here; so are NumPy's."""
+    x, low = torch.tensor([-1.0, 2.0], dtype=torch.float64), torch.finfo(torch.float64).min
+    with np.errstate(all="raise"):
+        assert_same(fuse(lambda x: x.clamp(min=low) + 1)(x), x + 1)

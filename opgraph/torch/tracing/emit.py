@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -139,7 +140,7 @@ class Emitter:
         if dtype in ("f16", "bf16") and found.call.widens(bound):
             dtype = "f32"
         numbers = [v for v in bound.values() if type(v) is float]
-        exact = dtype == "f64" and any(float(np.float32(v)) != v and not math.isnan(v) for v in numbers)
+        exact = dtype == "f64" and any(c_float(v).value != v and not math.isnan(v) for v in numbers)
         text = found.form(bound, dtype, exact)
         if not text:
             raise trace_errors.unknown(self.what, "opgraph has no op for these arguments", "call it outside")
