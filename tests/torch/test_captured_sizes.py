@@ -364,6 +364,30 @@ def test_a_graph_with_several_results_keeps_its_symbols(programs):
     assert graphs_after(plain, ogt.fuse(copy.deepcopy(plain)), inputs) == [1, 2, 2, 2, 2]
 
 
+class Attending(nn.Module):
+    """Two of its results are computed from the first one, by a size."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.positions = nn.Linear(4, 4), nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, x):
+        t = x.shape[1]
+        h = self.linear(x) + self.positions[:t]
+        scores = (h @ h.transpose(1, 2) / t).softmax(-1)
+        return h, h.mean(1, keepdim=True).sin() / t, scores.mean(1, keepdim=True) * torch.linspace(0, 1, t)
+
+
+def test_a_size_that_guards_hold_to_a_number_goes_on_as_that_number():
+    """Where it did not, the graph ran unfused, with a warning."""
+    torch.manual_seed(0)
+    model = Attending()
+    fused = ogt.fuse(copy.deepcopy(model))
+    for shape in ((2, 3, 4), (3, 5, 4), (4, 4, 4), (3, 8, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fused(x), model(x))
+
+
 def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
     """The fake tensors of the run on which dependencies are found had numbers for sizes, and `reshape` compared them
     with the symbol: each batch size was captured and compiled anew."""

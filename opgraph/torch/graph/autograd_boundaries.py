@@ -90,18 +90,20 @@ def written_later(part: GraphModule) -> set[int]:
 
 
 def _write_numbers(graph: GraphModule) -> None:
-    """Numbers that follow from numbers alone take the place of the calls that make them: AOTAutograd fails on a part
-    that returns one. Attributes of modules that each call changes are such numbers."""
+    """Numbers that follow from numbers alone, as attributes of modules that each call changes, and sizes that guards
+    hold to one number take the place of the calls that make them: AOTAutograd fails on a part that returns one."""
     numbers: dict[Node, Any] = {}
 
     def known(node: Node) -> Any:
         return numbers.get(node, node)
 
     for node in list(graph.graph.nodes):
-        makes_number = isinstance(node.meta.get("example_value"), SYMBOLIC)
-        if not makes_number or node.op != "call_function" or node.all_input_nodes:
+        value = node.meta.get("example_value")
+        if not isinstance(value, SYMBOLIC) or node.op != "call_function":
             continue
-        number = node.target(*node.args, **node.kwargs)
+        number = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else None
+        if number is None:
+            number = value if node.all_input_nodes else node.target(*node.args, **node.kwargs)
         if isinstance(number, SYMBOLIC):
             continue
         numbers[node] = number
