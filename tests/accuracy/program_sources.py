@@ -79,9 +79,23 @@ _CALL = (
     "torch.finfo(x.dtype).eps", "(2.0 if torch.is_tensor(k) else 1.0)", "(2.0 if 'k' in locals() else 1.0)",
     "(2.0 if x.shape == torch.Size([2, 6]) else 3.0)", "(1.5 if x.is_leaf else 2.0)", "(2.0 if x._version else 1.0)",
 )  # fmt: skip
+#: Asked of the call, and given to torch.
+_SIZES = (
+    "torch.arange(6.0) * x.shape[0]",
+    "torch.ones(x.shape)",
+    "torch.full((1,), 1.0 * len(x))",
+    "torch.ones(6).expand(x.shape)",
+    "torch.tensor(1.0 * x.dim())",
+    "torch.linspace(-1, 1, 8)[x.shape[0]]",
+    "torch.arange(x.shape[-1])",
+    "x.new_full(x.shape, 0.5)",
+    "torch.linspace(-1, 1, 12)[x.shape[0] :][:6]",
+    "(torch.ones(6) if len(x) > 2 else torch.zeros(6))",
+)
 
 SOURCES: dict[str, Source] = {
     "the call": Source(reads=_CALL),
+    "the call's sizes": Source(reads=_SIZES),
     "a number": Source(
         "$n = $v",
         ("$n", "globals()['$n']", "eval('$n')", "float(str($n * 1.0))", "float(f'{float($n)}')", "(lambda: $n)()",
