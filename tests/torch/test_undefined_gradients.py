@@ -250,3 +250,40 @@ def test_weight_decay_leaves_a_parameter_of_a_function_alone_that_no_loss_reads(
     f(torch.ones(4, requires_grad=True))[0].sum().backward()
     optimizer.step()
     assert torch.equal(parameter, torch.ones(4))
+
+
+def by_the_parameter(value, y, p):
+    value.addcmul_(y, p)
+    return (value,)
+
+
+def by_what_is_returned(value, y, p):
+    h = y * p
+    value.mul_(h)
+    return h, value
+
+
+def through_a_view(value, y, p):
+    view = value.view(3, 1)
+    view.mul_(p[0])
+    return view, value
+
+
+def one_element(value, y, p):
+    value[0] = p[1]
+    return value, y * p
+
+
+@pytest.mark.parametrize("write", [by_the_parameter, by_what_is_returned, through_a_view, one_element])
+def test_what_no_grad_made_has_the_gradient_of_what_is_written_into_it_later(write):
+    p, y = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), torch.tensor([0.5, 1.0, 2.0])
+
+    def f(y, p):
+        with torch.no_grad():
+            value = y * 2 + p
+        return write(value, y, p)
+
+    found = []
+    for call in (f, torch.compile(f, backend="opgraph", fullgraph=True)):
+        found.append(torch.autograd.grad(sum(r.square().sum() for r in call(y, p)), p)[0])
+    torch.testing.assert_close(*found)

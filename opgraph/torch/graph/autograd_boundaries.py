@@ -37,8 +37,8 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
     _mark_written_later(whole)
     values: dict[Node, Any] = {}
     functions: dict[str, Callable[..., Any]] = {}
-    #: For each part, which of its results were made while no gradients were recorded, and such results by themselves:
-    #: AOTAutograd gives back a view as if it were made later.
+    #: For each part, which of its results are views made while no gradients were recorded, and such results by
+    #: themselves: AOTAutograd gives them back as if they were made later.
     without_gradients: dict[Node, set[int]] = {}
     detached: set[Node] = set()
     lines = []
@@ -57,7 +57,7 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
             functions[f"call_{node}"], results = compile_part(compile, part, graph, inputs)
             values[node] = results[0] if single else results
             lines.append(f"{node} = call_{node}({given}){'[0]' if single else ''}")
-            without_gradients[node] = _made_without_gradients(part.graph)
+            without_gradients[node] = _views_of_no_grad(part.graph)
             detached |= {node} if single and 0 in without_gradients[node] else set()
         elif node.op == "call_function":
             source, place = node.args
@@ -112,14 +112,18 @@ def _write_numbers(graph: GraphModule) -> None:
         graph.graph.erase_node(node)
 
 
-def _made_without_gradients(graph: Graph) -> set[int]:
-    """The places of the results of a part that are tensors made while no gradients were recorded."""
-    found, enabled = set[Node](), True
+def _views_of_no_grad(graph: Graph) -> set[int]:
+    """The places of the results of a part that are views made while no gradients were recorded, and not written into
+    afterwards."""
+    found, memory, enabled = set[Node](), set[int | None](), True
     for node in graph.nodes:
         if node.target is SET_GRAD_ENABLED:
             enabled = bool(node.args[0])
-        elif not enabled and isinstance(node.meta.get("example_value"), torch.Tensor):
+        elif not enabled and memory_of(node) in memory - {None}:
             found.add(node)
+        elif enabled and (written := {memory_of(n) for n in written_arguments(node)} - {None}):
+            found = {n for n in found if memory_of(n) not in written}
+        memory.add(memory_of(node))
     output: Any = graph.output_node()
     return {place for place, node in enumerate(output.args[0]) if node in found}
 
@@ -128,7 +132,7 @@ def with_views_of_no_grad(graph: GraphModule, compile: Callable[[], Callable[...
     """What `compile` makes of a graph of Dynamo, whose results that are views made while no gradients were recorded
     pass no gradient on: AOTAutograd makes them once more, and records that. As in eager torch they ask for one."""
     output: Any = graph.graph.output_node()
-    places = _made_without_gradients(graph.graph)
+    places = _views_of_no_grad(graph.graph)
     seen: set[int] = set()
     views: set[Node] = set()
     for node in graph.graph.nodes:
