@@ -109,7 +109,7 @@ def is_same(a: Any, b: Any) -> bool:
     if a is b or type(a) is not type(b):
         return a is b
     if type(a) is float:
-        return a.hex() == b.hex()
+        return bool(a.hex() == b.hex())
     if type(a) is Conditions:
         return bool(a.outcomes == b.outcomes)
     return type(a) in _VALUES and bool(a == b)
