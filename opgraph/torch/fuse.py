@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Sequence
@@ -210,6 +211,8 @@ class FusedFunction(Wrapper):
         return self
 
     def __deepcopy__(self, memo: Any) -> FusedFunction:
+        if isinstance(self.__wrapped__, MethodType):  # which is copied with what it is a method of
+            return FusedFunction(copy.deepcopy(self.__wrapped__, memo), self._make_op, as_eager=self._as_eager)
         return self  # as a function
 
     def __repr__(self) -> str:

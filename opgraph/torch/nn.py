@@ -40,6 +40,11 @@ class _Pointwise(nn.Module):
             return fused(*tensors)  # type: ignore[no-any-return]
         return overwrite(fused, *tensors)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "training":
+            self.__dict__.pop("_fused", None)  # the formula may read it
+        super().__setattr__(name, value)
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_fused"}
 

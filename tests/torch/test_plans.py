@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from enum import Enum, IntEnum
 
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
+import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
 from opgraph.torch import naf1  # noqa: E402
 from opgraph.torch.fuse import MOST_PLANS, FusedFunction, fuse  # noqa: E402
@@ -767,3 +769,180 @@ def test_a_size_that_leads_to_nothing_makes_no_plan_of_its_own() -> None:
     for size in (2, 3, 4, 5):
         fused(torch.ones(size, 6))
     assert len(fused.plans) == 1
+
+
+class Two(torch.nn.Module):
+    """Two parameters and a buffer, which calls change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.ones(6)) for _ in range(2))
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 2.0]))
+
+
+def data_dependent_sizes(wrap):
+    own = Two()
+    f = wrap(lambda x: x * len(own.mask.nonzero()))
+    yield f(X)
+    own.mask[0] = 0.0
+    yield f(X)
+    g = wrap(lambda x, k: x * torch.arange(k).numel())
+    for k in (2, 2, 3, 2):
+        yield g(X, torch.tensor(k))
+
+
+def the_order_of_keywords(wrap):
+    def f(x, **factors):
+        for factor in factors.values():
+            x = x * factor + 1
+        return x
+
+    f = wrap(f)
+    yield f(X, a=2.0, b=3.0)
+    yield f(X, b=3.0, a=2.0)
+
+
+def an_attribute_of_the_function(wrap):
+    @wrap
+    def f(x):
+        return x * f.scale
+
+    for scale in (2.0, 3.0):
+        f.scale = scale
+        yield f(X)
+
+
+def the_default_dtype(wrap):
+    f = wrap(lambda x: torch.where(x > 0, 1.0, 0.0))
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            yield f(X)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def a_constant_that_is_given_out(wrap):
+    @wrap
+    def f(x):
+        number = torch.tensor(0.0)
+        return x + number, number.detach()
+
+    for _ in range(3):
+        first, second = f(X)
+        yield first
+        yield second.clone()
+        second.add_(10)
+
+
+def what_gives_its_argument_back(wrap):
+    f = wrap(lambda x, y: (x * 2, y.flatten()))
+    for shape in ((4,), (2, 2), (4,)):
+        yield f(X, torch.ones(shape))[1]
+    g, own = wrap(lambda x: x.contiguous() * 2), torch.arange(9.0).reshape(3, 3)
+    for x in (own, own.t(), own):
+        yield g(x)
+    two = Two()
+    h = wrap(lambda x, two: x * two.a.flatten())
+    for shape in ((6,), (2, 3), (2, 3), (6,)):
+        two.a = torch.nn.Parameter(torch.arange(6.0).reshape(shape))
+        yield h(X, two)
+
+
+def tensors_that_become_one(wrap):
+    f, two = wrap(lambda two, x: x * 2 if two.a is two.b else x * 3), Two()
+    yield f(two, X)
+    two.b = two.a
+    yield f(two, X)
+    number = torch.ones(())
+    g = wrap(lambda x, a: x * 2 if a is number else x * 3)
+    yield g(X, torch.ones(()))
+    yield g(X, number)
+
+
+def a_setting_under_a_name_of_its_own(wrap):
+    is_enabled = torch.is_grad_enabled
+    f = wrap(lambda x: x * 2 if is_enabled() else x * 3)
+    yield f(X)
+    with torch.no_grad():
+        yield f(X)
+
+
+def a_layout_that_is_asked_for(wrap):
+    f, two = wrap(lambda two, x: x * 2 if two.mask.is_sparse else x * 3), Two()
+    yield f(two, X)
+    two.mask = two.mask.to_sparse()
+    yield f(two, X)
+    two.mask = torch.ones(3, device="meta")
+    yield f(two, X)
+
+
+def autocast_around_arithmetic_on_parameters(wrap):
+    matrix, vector = torch.eye(6), torch.ones(6)
+    f = wrap(lambda x: x * (matrix @ vector))
+    yield f(X)
+    with torch.autocast("cpu", torch.bfloat16):
+        yield f(X)
+    yield f(X)
+
+
+def a_tensor_that_gets_a_dimension(wrap):
+    own, ones = torch.nn.Module(), torch.ones(6)
+    own.w = torch.tensor(2.0, dtype=torch.float64)
+    f = wrap(lambda x, own: x * (own.w * ones))
+    yield f(X, own)
+    own.w = own.w.reshape(1)
+    yield f(X, own)
+
+
+def a_pattern_of_a_class(wrap):
+    def f(x, own):
+        match own:
+            case torch.nn.Module(training=True):
+                return x * 2
+            case _:
+                return x * 3
+
+    f, own = wrap(f), Two()
+    yield f(X, own)
+    own.eval()
+    yield f(X, own)
+
+
+CHANGING = [
+    data_dependent_sizes, the_order_of_keywords, an_attribute_of_the_function, the_default_dtype,
+    a_constant_that_is_given_out, what_gives_its_argument_back, tensors_that_become_one,
+    a_setting_under_a_name_of_its_own, a_layout_that_is_asked_for, autocast_around_arithmetic_on_parameters,
+    a_tensor_that_gets_a_dimension, a_pattern_of_a_class,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", CHANGING, ids=lambda f: f.__name__)
+def test_no_plan_is_used_for(calls) -> None:
+    for got, want in zip(calls(fuse), calls(lambda f: f), strict=True):
+        torch.testing.assert_close(got, want, check_stride=True)
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return x * self.a
+
+
+def test_a_copy_of_a_module_with_a_fused_method_has_its_own_parameters() -> None:
+    model = Scaled()
+    model.forward = fuse(model.forward)
+    model(X)
+    other = copy.deepcopy(model)
+    torch.nn.init.constant_(other.a, 5.0)
+    assert close(other(X), X * 5) and close(model(X), X)
+
+
+def test_modules_of_opgraph_follow_their_attributes() -> None:
+    swish, activation = ogt.Swish(1.5), ogt.Activation(lambda x: x * 2)
+    swish(X), activation(X)
+    swish.alpha, activation.fn = 3.0, lambda x: x * 3
+    assert close(swish(X), X * torch.sigmoid(3 * X)) and close(activation(X), X * 3)

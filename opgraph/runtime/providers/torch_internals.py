@@ -86,7 +86,6 @@ if torch.version.cuda is not None:
     current_stream = current_stream or (lambda device: torch.cuda.current_stream(device).cuda_stream)
     current_gpu = current_gpu or torch.cuda.current_device
 #: Whether this torch was built for Intel's GPUs.
-has_xpu: Callable[[], bool] = getattr(torch.xpu, "_is_compiled", torch.xpu.is_available)
 
 # -- What goes on around a call.
 

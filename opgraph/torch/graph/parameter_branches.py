@@ -12,9 +12,11 @@ depends on what the graph does.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import string_at
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from opgraph.runtime.providers.torch_internals import HigherOrderOperator, dispa
 from opgraph.torch.graph import torch_internals as internals
 from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.program_text import unwatched, watchers
-from opgraph.torch.tracing.tensor_calls import draws
+from opgraph.torch.tracing.tensor_calls import WRITERS, draws
 
 #: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
@@ -65,6 +67,9 @@ class Branches:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.taken: list[bool] = []
+        #: The conditions and what they are computed from, of parameters; Dynamo may take nodes out of its own graph.
+        self._graph = Graph()
+        self._copied: dict[Node, Node] = {}
         self._values: dict[Node, Any] = {}
         #: Of each input of the graph that a condition reads: the parameter, and how Python reaches it.
         self._parameters: dict[Node, tuple[torch.Tensor, str] | None] = {}
@@ -75,21 +80,24 @@ class Branches:
         needed = _ancestors(condition)
         if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
             return None
-        if any(n.op not in ("placeholder", "call_function", "call_method") or draws_random_numbers(n) for n in needed):
+        if not all(map(_repeats, needed)) or _under_autocast(needed) or self._writes.reach(needed):
             return None
-        if self._writes.reach(needed):
+        try:
+            for node in needed:
+                if node not in self._values:
+                    self._values[node] = self._compute(node)
+            value = self._values[condition]
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                return None
+            taken = bool(value)
+        except Exception:  # the program's own, which Dynamo raises by the program's line
             return None
-        known = condition in self._values
-        for node in needed:
-            if node not in self._values:
-                self._values[node] = self._compute(node)
-        value = self._values[condition]
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            return None
-        taken = bool(value)
-        if not known and any(n.op == "placeholder" for n in needed):
+        if condition not in self.nodes and any(n.op == "placeholder" for n in needed):
             self.nodes.append(condition)
             self.taken.append(taken)
+            for node in needed:
+                if node not in self._copied:
+                    self._copied[node] = self._graph.node_copy(node, lambda n: self._copied[n])
         return taken
 
     def _are_parameters(self, places: Sequence[Node]) -> bool:
@@ -113,22 +121,19 @@ class Branches:
 
     def guard(self) -> tuple[list[str], Callable[[Sequence[torch.Tensor]], bool]]:
         """The parameters as Python expressions, and whether all branches go the same way for their values."""
-        places = list(dict.fromkeys(n for c in self.nodes for n in _ancestors(c) if n.op == "placeholder"))
+        places = [n for n in self._copied if n.op == "placeholder"]
         known = [found for p in places if (found := self._parameters[p]) is not None]
-        check = BranchCheck(self._conditions(places), [tensor for tensor, _ in known])
+        check = BranchCheck(self._conditions(), [tensor for tensor, _ in known])
         self._values.clear()
         return [source for _, source in known], check
 
-    def _conditions(self, places: Sequence[Node]) -> GraphModule:
+    def _conditions(self) -> GraphModule:
         """A module of the parameters that says whether all branches go the ways that they went."""
-        graph = Graph()
-        copied = {place: graph.placeholder(f"p{i}") for i, place in enumerate(places)}
+        graph, copied = Graph(), dict[Node, Node]()
+        graph.graph_copy(self._graph, copied)
         agree: Node | None = None
         for condition, taken in zip(self.nodes, self.taken, strict=True):
-            for node in _ancestors(condition):
-                if node not in copied:
-                    copied[node] = graph.node_copy(node, lambda n: copied[n])
-            flat = graph.call_method("reshape", (copied[condition], ()))
+            flat = graph.call_method("reshape", (copied[self._copied[condition]], ()))
             same = graph.call_function(torch.ne if taken else torch.eq, (flat, 0))
             agree = same if agree is None else graph.call_function(torch.logical_and, (agree, same))
         graph.output((agree,))
@@ -149,6 +154,33 @@ def _ancestors(node: Node) -> list[Node]:
             waiting.append((found, True))
             waiting += [(source, False) for source in found.all_input_nodes]
     return order
+
+
+#: Calls on what a transform of torch.func makes of a tensor, which is there only while it lasts.
+_OF_TRANSFORMS = frozenset(
+    ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_make_dual", "_unpack_dual")
+)
+
+
+def _repeats(node: Node) -> bool:
+    """Whether a node is an input or a call of torch's that gives the same whenever it is repeated."""
+    if node.op == "placeholder":
+        return True
+    if node.op not in ("call_function", "call_method") or draws_random_numbers(node):
+        return False
+    is_custom = hasattr(node.target, "_schema") and str(node.target).split(".")[0] not in ("aten", "prims")
+    return not is_custom and getattr(node.target, "__name__", "") not in _OF_TRANSFORMS
+
+
+def _under_autocast(nodes: Sequence[Node]) -> bool:
+    """Whether one of these calls stands where the function itself enters autocast."""
+    calls, depth = set(nodes), 0
+    for node in nodes[-1].graph.nodes:
+        name = getattr(node.target, "__name__", "")
+        depth += (name == "_enter_autocast") - (name == "_exit_autocast")
+        if depth and node in calls and node.op != "placeholder":
+            return True
+    return False
 
 
 class _Writes:
@@ -210,18 +242,40 @@ def written_arguments(node: Node) -> list[Node]:
     if schema is not None:
         return node.all_input_nodes if schema.is_mutable else []
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    written: list[Any] = [node.kwargs.get("out")]
-    if name in ("batch_norm", "instance_norm"):
-        written += [*node.args[1:3], node.kwargs.get("running_mean"), node.kwargs.get("running_var")]
+    given = _arguments(node)
+    written: list[Any] = [given.get("out"), given.get("running_mean"), given.get("running_var")]
+    if given.get("max_norm") is not None:
+        written.append(given.get("weight"))
+    if name in ("batch_norm", "instance_norm", "native_batch_norm"):  # torch's own functions
+        written += () if hasattr(node.target, "__code__") else node.args[3:5]
+    elif name in WRITERS and not name.startswith("__"):
+        written += node.all_input_nodes
     # `operator.and_` and `or_` read: the underscore keeps them apart from Python's keywords.
     named_so = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
-    in_place = named_so or name in _IN_PLACE or node.kwargs.get("inplace")
+    of_numpy = getattr(node.target, "op", None) or getattr(node.target, "method", None)
+    in_place = named_so or name in _IN_PLACE or given.get("inplace") or of_numpy in _IN_PLACE_OF_NUMPY
     if in_place or node.target in _OPERATORS_IN_PLACE:
         first = node.args[0] if node.args else node.kwargs.get("input")
         written += node.all_input_nodes if isinstance(first, (list, tuple)) else [first]
     found: list[Node] = []
     map_arg(written, found.append)
     return found
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    """The arguments of a call by name; of functions that are not written in Python those that were given so."""
+    parameters = _signature(node.target) if hasattr(node.target, "__code__") else None
+    if parameters is None:
+        return dict(node.kwargs)
+    return dict(zip(parameters, node.args, strict=False)) | node.kwargs
+
+
+@lru_cache(maxsize=1024)
+def _signature(function: Any) -> tuple[str, ...] | None:
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (ValueError, TypeError):
+        return None
 
 
 def written_inputs(graph: Graph) -> list[bool]:
@@ -242,6 +296,30 @@ _OPERATORS_IN_PLACE = frozenset(
     )
 )  # fmt: skip
 _IN_PLACE = frozenset(f"__{f.__name__}__" for f in _OPERATORS_IN_PLACE)
+#: What Dynamo's calls on NumPy arrays write into: operators, and methods by name.
+_IN_PLACE_OF_NUMPY = _OPERATORS_IN_PLACE | _IN_PLACE | {"fill", "itemset", "partition", "put", "resize", "sort"}
+
+
+#: Calls on elements, which kernels compute as torch does, or to a unit in the last place.
+_ELEMENTWISE = frozenset(
+    (
+        "abs", "add", "and_", "bool", "ceil", "clamp", "clone", "cos", "detach", "double", "eq", "exp", "float",
+        "floor", "ge", "getitem", "gt", "invert", "isfinite", "isinf", "isnan", "le", "log", "logical_and",
+        "logical_not", "logical_or", "lt", "maximum", "minimum", "mul", "ne", "neg", "not_", "or_", "pow", "relu",
+        "reshape", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "sub", "tanh", "truediv", "trunc",
+        "view", "where",
+    )
+)  # fmt: skip
+
+
+def _is_elementwise(conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether a kernel computes conditions as torch does. A sum in another order, and an f16 that is rounded later, may
+    turn a branch."""
+    names = (
+        n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
+        for n in conditions.graph.nodes if n.op.startswith("call")
+    )  # fmt: skip
+    return not any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters) and _ELEMENTWISE.issuperset(names)
 
 
 class BranchCheck:
@@ -249,6 +327,8 @@ class BranchCheck:
 
     def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
         self._conditions = conditions
+        #: Whether a kernel computes them; else torch's own ops do.
+        self._is_compiled = _is_elementwise(conditions, parameters)
         self._program: Program | None = None
         #: One value, so that threads never meet the state of one comparison with the answer of another.
         self._last = (_state(parameters), True)
@@ -273,14 +353,24 @@ class BranchCheck:
             (agree,) = program.run(list(parameters))  # kernels, which neither autograd nor a mode sees
             return string_at(agree.data_ptr(), 1) != b"\0" if self._on_host else bool(agree)
         with torch.no_grad(), without_modes(), unwatched():
-            program = self._program or self._compile(parameters)
-            return bool(program.run(list(parameters))[0])
+            if program is None and self._is_compiled:
+                program = self._compile(parameters)
+            if program is not None:
+                return bool(program.run(list(parameters))[0])
+            return bool(self._conditions.forward(*(p.detach() for p in parameters))[0])
 
-    def _compile(self, parameters: Sequence[torch.Tensor]) -> Program:
+    def _compile(self, parameters: Sequence[torch.Tensor]) -> Program | None:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        traced = make_fx(self._conditions, tracing_mode="fake")(*(p.detach() for p in parameters))
-        made = self._program = Program(traced)
+        given = [p.detach() for p in parameters]
+        try:
+            made = Program(make_fx(self._conditions.forward, tracing_mode="fake")(*given))
+        except Exception:  # an index that is a value, for example
+            made = None
+        # The first comparison is with the values that the branches followed.
+        if made is None or bool(made.run(list(parameters))[0]) != bool(self._conditions.forward(*given)[0]):
+            self._is_compiled, made = False, None
+        self._program = made
         return made
 
 

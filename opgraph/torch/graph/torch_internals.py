@@ -478,7 +478,11 @@ def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
             if isinstance(top, TensorVariable):
                 found = outcome(self, top.as_proxy().node)
                 if found is not None:
-                    self.stack[-1] = ConstantVariable.create(found)
+                    depth, self.stack[-1] = len(self.stack), ConstantVariable.create(found)
+                    handle(self, instruction)
+                    if instruction.opname.endswith("_OR_POP") and len(self.stack) == depth:
+                        self.stack[-1] = top  # the value of `a or b`, not its truth
+                    return None
             return handle(self, instruction)
 
         return jump

@@ -25,7 +25,7 @@ FORBIDDEN = frozenset(
         "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE",
         "IMPORT_NAME", "IMPORT_FROM", "YIELD_VALUE", "RETURN_GENERATOR", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR",
         "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "BEFORE_WITH", "LOAD_SPECIAL",
-        "PUSH_EXC_INFO",
+        "PUSH_EXC_INFO", "MATCH_CLASS",
     )
 )  # fmt: skip
 BUILTINS = frozenset(
@@ -44,7 +44,7 @@ STATE = frozenset(
         "is_tracing", "parameters", "named_parameters", "buffers", "named_buffers", "modules",
         "named_modules", "children", "named_children", "state_dict", "__dict__", "__class__",
         "__getattribute__", "get_parameter", "get_buffer", "get_submodule", "_parameters", "_buffers",
-        "_modules", "manual_seed", "seed",
+        "_modules", "manual_seed", "seed", "use_deterministic_algorithms", "_dynamo", "_inductor",
     )
 )  # fmt: skip
 #: Methods that change a list or a dict.
@@ -79,6 +79,16 @@ def tells_state(name: str) -> bool:
     if name.startswith(("is_", "are_", "get_", "set_")) and name != "is_tensor":
         return name.startswith("set_") or (hasattr(torch, name) and not hasattr(torch.Tensor, name))
     return name in STATE
+
+
+def reads_state(value: Any) -> bool:
+    """Whether something of torch's, found under any name, may tell or change torch's own state."""
+    name = str(getattr(value, "__name__", ""))
+    if isinstance(value, (ModuleType, FunctionType)):
+        home = name if isinstance(value, ModuleType) else str(value.__globals__.get("__name__"))
+        if not STATE.isdisjoint(home.split(".")):
+            return True
+    return not isinstance(value, (ModuleType, type)) and tells_state(name)
 
 
 def is_constant(value: Any) -> bool:

@@ -15,13 +15,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from opgraph.torch.tracing import guard_allowlist
-from opgraph.torch.tracing.guard_allowlist import BUILTINS, is_constant, is_trusted
+from opgraph.torch.tracing.guard_allowlist import BUILTINS, is_constant, is_trusted, reads_state
 from opgraph.torch.tracing.proxy import Proxy
 
 
@@ -63,12 +64,14 @@ class Reads:
         values: everything else that must stay the very same object (or an equal number): place and value.
         copies: lists and dicts of numbers and words: place and a copy to compare with.
         conditions: Python expressions that must stay true.
+        compares_identity: whether the function may ask whether two of these, or of its arguments, are one.
     """
 
     tensors: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
     values: list[tuple[Place, Any]] = field(default_factory=list)
     copies: list[tuple[Place, Any]] = field(default_factory=list)
     conditions: list[Place] = field(default_factory=list)
+    compares_identity: bool = False
 
 
 def reads_of(fn: Callable[..., Any], arguments: dict[str, Any]) -> Reads:
@@ -123,7 +126,7 @@ class _Walk:
         if id(fn) in self._functions:
             return
         self._functions[id(fn)] = fn
-        if self.given & fn.__dict__.keys():
+        if self.given & (fn.__dict__.keys() | {"__name__", "__qualname__", "__doc__", "__module__"}):
             raise NotKnown(f"an attribute of {fn.__qualname__}")
         own = self._root(fn)
         self.reads.values.append((own.then(".__code__"), fn.__code__))
@@ -140,6 +143,7 @@ class _Walk:
         cells = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         for code in _codes_in(fn.__code__):
             free = set(cells) & set(code.co_freevars)
+            before = ""
             for instruction in dis.get_instructions(code):
                 op, name = instruction.opname, instruction.argval
                 if op in guard_allowlist.FORBIDDEN or (op in ("STORE_DEREF", "DELETE_DEREF") and name in free):
@@ -154,6 +158,9 @@ class _Walk:
                     self.names.add(name)
                 elif op == "BINARY_OP" and instruction.argrepr.endswith("="):
                     self.names.add("__iadd__")
+                elif op in ("IS_OP", "CONTAINS_OP") and before != "LOAD_CONST":
+                    self.reads.compares_identity = True
+                before = op
 
     def _global(self, fn: FunctionType, module_globals: Place, name: str) -> None:
         if name in fn.__globals__:
@@ -193,7 +200,8 @@ class _Walk:
         if type(value) is Proxy:
             raise NotKnown("a traced value in a variable outside the function")
         if isinstance(value, torch.Tensor):
-            if self.given & value.__dict__.keys():
+            classes = takewhile(lambda cls: cls is not torch.Tensor, type(value).__mro__)
+            if any(self.given & space.keys() for space in (value.__dict__, *map(vars, classes))):
                 raise NotKnown("an attribute that somebody gave a tensor")
             self.reads.tensors.append((place, value))
         elif is_constant(value):
@@ -204,10 +212,14 @@ class _Walk:
         elif type(value) in (list, dict):
             self._container(value, place)
         elif is_trusted(value):
+            if reads_state(value):
+                raise NotKnown(f"it uses {getattr(value, '__name__', value)}")
             self.reads.values.append((place, value))
             if isinstance(value, ModuleType):
                 self._space(value)
         elif isinstance(value, (FunctionType, MethodType, Wrapper)):
+            if isinstance(value, Wrapper) and self.given & vars(value).keys() - vars(written(value)).keys():
+                raise NotKnown("an attribute of a fused function")
             self.reads.values.append((place, value))
             self.function(value)
         elif isinstance(value, torch.nn.Module):
@@ -244,7 +256,8 @@ class _Walk:
             return
         self._spaces[id(module)] = module
         own = is_trusted(module)
-        if "__getattr__" in module.__dict__ and not own:
+        is_plain = type(module) is ModuleType or module.__name__.startswith("torch.ops")
+        if not is_plain or ("__getattr__" in module.__dict__ and not own):
             raise NotKnown(f"{module.__name__} computes its attributes")
         place = self._root(module)
         for name in sorted(self.given):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
 
 from opgraph.runtime.bounded_dict import Bounded
-from opgraph.runtime.providers.torch_internals import has_xpu, tensors_in
+from opgraph.runtime.providers.torch_internals import tensors_in
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
 from opgraph.torch.tracing.guard_discovery import NotKnown, OddArgument, Place, reads_of
 from opgraph.torch.tracing.guarded_plan import (
@@ -21,12 +22,11 @@ from opgraph.torch.tracing.guarded_plan import (
     is_same,
     waits,
 )
+from opgraph.torch.tracing.session import memory_key
 from opgraph.torch.tracing.tensor_calls import EagerCall, Watch
 from opgraph.torch.tracing.trace import MOST_SHAPES, Output, Run, Traced, filled
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
-#: Whether this torch was built for anything but the CPU.
-_HAS_DEVICES = any((torch.version.cuda, torch.version.hip, torch.backends.mps.is_built(), has_xpu()))
 
 
 def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, watch: Watch) -> Plan:
@@ -50,6 +50,9 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     writer = _Writer({id(t) for t in run.tensors}, run.asks)
     given = [(f"args[{i}]", a) for i, a in enumerate(args)] + [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
+    if len(kwargs) > 1:  # the function may ask for their order
+        writer.line(f"if tuple(kwargs) != {writer.constant(tuple(kwargs))}: return None")
+    writer.default_dtype()
     objects: dict[str, Any] = {}
     for text, value in given:
         name = writer.let(text)
@@ -139,10 +142,8 @@ class _Writer:
             return
         self._compared.append(name)
         self.of_signature(f"{name}.dtype is not {self.constant(tensor.dtype)}")
-        if not tensor.dtype.is_floating_point:  # what integers become
-            self.default_dtype()
-        if _HAS_DEVICES:
-            self.of_signature(f"{name}.device != {self.constant(tensor.device)}")
+        self.of_signature(f"{name}.device != {self.constant(tensor.device)}")
+        self.of_signature(f"{name}.layout is not {self.constant(tensor.layout)}")
         if self._asks:
             self.of_signature(f"{name}.requires_grad is not {tensor.requires_grad}")
             if id(tensor) not in self._inputs:
@@ -150,9 +151,8 @@ class _Writer:
 
     def default_dtype(self) -> None:
         """That torch's default dtype is what it was."""
-        if "default" not in self.names:
-            self.names["default"] = torch.get_default_dtype
-            self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
+        self.names["default"] = torch.get_default_dtype
+        self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
 
     def same(self, text: str, value: Any) -> None:
         """That a value is the same object, or an equal number, word ..."""
@@ -179,6 +179,11 @@ class _Writer:
             name = self.let(self._text(place))
             self.of_signature(f"type({name}) is not {self.constant(type(tensor))}")
             self.tensor(name, tensor)
+        if reads.compares_identity:
+            tensors = list(self.sources.values())
+            self.line(f"if len({{{', '.join(f'id({name})' for name in tensors)}}}) != {len(tensors)}: return None")
+            for (name, value), (other, second) in combinations(objects.items(), 2):
+                self.line(f"if ({name} is {other}) is not {value is second}: return None")
 
     def _text(self, place: Place) -> str:
         self.names.update(place.roots)
@@ -241,14 +246,15 @@ class _Writer:
         made = call.result
         if (
             isinstance(made, torch.Tensor)
-            and not (made.dim() or made.requires_grad or made.is_inference() or any(made is k for k in kept))
+            and not (
+                made.dim() or made.requires_grad or made.is_inference() or memory_key(made) in map(memory_key, kept)
+            )
             and can_repeat(call)
             and all(
                 type(a) in _PLAIN or (isinstance(a, torch.Tensor) and id(a) in self._folded)
                 for a in (*call.args, *call.kwargs.values())
             )
         ):
-            self.default_dtype()
             self._folded.add(id(made))
             self.sources[id(made)] = self.constant(made)
 
@@ -272,15 +278,22 @@ class _Writer:
         return needed
 
     def _repeat(self, call: EagerCall, made: dict[int, tuple[EagerCall, str]]) -> None:
-        self.default_dtype()  # what new tensors are made of
         arguments = [self._argument(a) for a in call.args]
         arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
         name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
-        if isinstance(call.result, (tuple, list)):
-            self.line(f"if len({name}) != {len(call.result)}: return None")
-        for key, (maker, index) in made.items():
-            if maker is call:
-                self.sources.setdefault(key, name + index)
+        parts = call.result if isinstance(call.result, (tuple, list)) else [call.result]
+        if parts is call.result:
+            self.line(f"if len({name}) != {len(parts)}: return None")
+        for place, part in enumerate(parts):
+            text = f"{name}[{place}]" if parts is call.result else name
+            source = self.sources.setdefault(id(part), text)
+            if source != text:  # it gave back what it was given
+                self.line(f"if {text} is not {source}: return None")
+            elif self._asks:
+                known = [self.constant(value) for value in (part.shape, part.dtype, part.layout)]
+                asked = zip(("shape", "dtype", "layout"), ("!=", "is not", "is not"), known, strict=True)
+                differs = " or ".join(f"{text}.{what} {sign} {value}" for what, sign, value in asked)
+                self.line(f"if {differs} or {text}.requires_grad is not {part.requires_grad}: return None")
 
     def _late(self, late: list[EagerCall], own: list[EagerCall], made: dict[int, tuple[EagerCall, str]]) -> None:
         """Compares values that lie on a device: at the end, all of them at once, and only where they may be others.
@@ -290,7 +303,6 @@ class _Writer:
         """
         given = tensors_in([(call.args, *call.kwargs.values()) for call in (*late, *own)])
         sources = dict.fromkeys(self._source(tensor) for tensor in given if id(tensor) in self._named)
-        self.default_dtype()
         compared = self.constant(Conditions([call.result for call in late]))
         inner = len(self.lines)
         for call in own:
@@ -333,10 +345,13 @@ class _Writer:
         graphs: Bounded[Any, Traced] = Bounded(MOST_SHAPES)
         graphs[tuple(t.shape for t in run.tensors)] = run.traced
         ready: tuple[list[Ready], list[Ready]] = ([], [])
-        structure, values = run.leaf.structure, dict(self.names)
+        structure = run.leaf.structure
+        values = dict(self.names)
         self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, "Miss": Miss}
         self.names |= {"filled": filled, "structure": structure, **IS_PLAIN_VALUES}
         compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
+        for name, tensor in zip(tensors, run.tensors, strict=True):  # autocast, and what has no dimension, change it
+            self.of_signature(f"{name}.dtype is not {self.constant(tensor.dtype)}")
         shapes, given = (f"({''.join(f'{t}{part}, ' for t in tensors)})" for part in (".shape", ""))
         kept_text, compared_text = (f"({''.join(f'{name}, ' for name in names)})" for names in (kept, compared))
         self.line(f"if {' or '.join(f'{name}.is_nested' for name in compared)}: return None")

@@ -185,10 +185,10 @@ class Session:
 
     def keep_values(self, tensors: Sequence[torch.Tensor]) -> None:
         """Before real tensors are written to: what was computed from them reads a copy when the graph runs."""
-        written = set(map(_memory, tensors))
+        written = set(map(memory_key, tensors))
         for entry in self.inputs[:]:
             tensor = entry.tensor
-            if _memory(tensor) not in written:
+            if memory_key(tensor) not in written:
                 continue
             with torch.set_grad_enabled(self.with_gradients):
                 entry.tensor, entry.captured = tensor.clone(), True
@@ -321,7 +321,7 @@ class Session:
         return value  # a dtype, a device, Ellipsis
 
 
-def _memory(tensor: torch.Tensor) -> tuple[str, int]:
+def memory_key(tensor: torch.Tensor) -> tuple[str, int]:
     """What equal memory of tensors is known by: its address, or the tensor that has none (a batch of torch.func)."""
     try:
         return "address", tensor.untyped_storage().data_ptr() or id(tensor)

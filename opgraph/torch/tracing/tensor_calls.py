@@ -16,7 +16,7 @@ from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPack
 from opgraph.torch.tracing.proxy import QUESTIONS, Proxy, proxies
 
 #: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
-_WRITERS = frozenset(
+WRITERS = frozenset(
     (
         "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats",
         "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts", "instance_norm",
@@ -40,7 +40,7 @@ def writes(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if name.startswith("__i"):
         return name not in _READERS
-    return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
+    return name in WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
 #: Parts of the names of torch functions and methods that draw random numbers.
