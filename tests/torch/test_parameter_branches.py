@@ -13,6 +13,8 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.torch.graph.parameter_branches import BranchCheck  # noqa: E402
+from opgraph.torch.naf1 import NAF1  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fused partitions run op by op"),
@@ -197,3 +199,19 @@ def test_an_operator_of_somebody_else_is_not_asked_again() -> None:
         given = lambda m, x: x * 2 if noisy(m.p) > 0.5 else x * 3, lambda: {"p": parameter(0.0)}, [None] * 6
         found.append(results(*given, wrap))
     assert found[0] == found[1]
+
+
+def test_branches_on_arithmetic_of_elements_are_one_kernel(monkeypatch) -> None:
+    """Torch's own ops take a millisecond for the branches of one NAF1."""
+    checks = []
+
+    class Noted(BranchCheck):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            checks.append(self)
+
+    monkeypatch.setattr("opgraph.torch.graph.parameter_branches.BranchCheck", Noted)
+    torch._dynamo.reset()
+    ogt.fuse(nn.Sequential(nn.Linear(3, 3), NAF1()))(torch.ones(2, 3))
+    (check,) = checks
+    assert check._program is not None and len(check._program.launches) == 1

@@ -364,7 +364,7 @@ class BranchCheck:
 
         given = [p.detach() for p in parameters]
         try:
-            made = Program(make_fx(self._conditions.forward, tracing_mode="fake")(*given))
+            made = Program(make_fx(self._conditions, tracing_mode="fake")(*given))
         except Exception:  # an index that is a value, for example
             made = None
         # The first comparison is with the values that the branches followed.
