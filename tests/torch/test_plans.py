@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import sys
 from enum import Enum, IntEnum
@@ -909,7 +910,48 @@ def a_pattern_of_a_class(wrap):
     yield f(X, own)
 
 
+class Sevens(list):
+    """A list of another class."""
+
+    def __getitem__(self, place):
+        return 7.0
+
+
+def a_list_of_another_class(wrap):
+    own = Two()
+    own.numbers = [2.0]
+    f = wrap(lambda x, own: x * own.numbers[0])
+    yield f(X, own)
+    own.numbers = Sevens([2.0])
+    yield f(X, own)
+
+
+def a_class_that_gets_an_attribute(wrap):
+    class Own(Two):
+        pass
+
+    own = Own()
+    own.factor = 2.0
+    f = wrap(lambda x, own: x * own.factor * own.a)
+    yield f(X, own)
+    Own.a = property(lambda self: torch.full((6,), 5.0))
+    yield f(X, own)
+    Own.factor = property(lambda self: 3.0)
+    yield f(X, own)
+
+
+def a_function_of_python_that_is_replaced(wrap):
+    f, known = wrap(lambda x: x * divmod(7.0, 2.0)[0]), divmod
+    yield f(X)
+    try:
+        builtins.divmod = lambda a, b: (a * b,)
+        yield f(X)
+    finally:
+        builtins.divmod = known
+
+
 CHANGING = [
+    a_list_of_another_class, a_class_that_gets_an_attribute, a_function_of_python_that_is_replaced,
     data_dependent_sizes, the_order_of_keywords, an_attribute_of_the_function, the_default_dtype,
     a_constant_that_is_given_out, what_gives_its_argument_back, tensors_that_become_one,
     a_setting_under_a_name_of_its_own, a_layout_that_is_asked_for, autocast_around_arithmetic_on_parameters,

@@ -169,6 +169,7 @@ class _Walk:
             raise NotKnown(f"{fn.__qualname__} uses {name}")
         else:
             self.reads.conditions.append(Place(f"{name!r} not in {module_globals.text}", module_globals.roots))
+            self.reads.values.append((self._root(builtins).then(f".{name}"), getattr(builtins, name)))
 
     def _cell(self, cell: Any) -> None:
         try:
@@ -286,11 +287,15 @@ class _Walk:
                 self.value(module, place.then(f"._modules[{name!r}]"))
 
     def _attribute(self, value: torch.nn.Module, name: str, place: Place, kind: Place) -> None:
+        found = next((c.__dict__[name] for c in type(value).__mro__ if name in c.__dict__ and c is not object), None)
+        alone = Place(f"not hasattr({kind.text}, {name!r})", kind.roots)
         if name in value.__dict__:
+            if hasattr(type(found), "__set__"):
+                raise NotKnown(f"{type(value).__name__}.{name}")
+            self.reads.conditions += [alone] if found is None else []
             self.value(value.__dict__[name], place.then(f".__dict__[{name!r}]"))
             return
         none = Place(f"{name!r} not in {place.text}.__dict__", place.roots)
-        found = next((c.__dict__[name] for c in type(value).__mro__ if name in c.__dict__ and c is not object), None)
         if found is not None and found is torch.nn.Module.__dict__.get(name):
             if callable(found) and name != "forward" and not hasattr(torch.Tensor, name):
                 raise NotKnown(f"it uses {name} of a module")
@@ -304,7 +309,7 @@ class _Walk:
         else:
             for table in ("_parameters", "_buffers", "_modules"):
                 if name in value.__dict__[table]:
-                    self.reads.conditions.append(none)
+                    self.reads.conditions += [none, alone]
                     self.value(value.__dict__[table][name], place.then(f".{table}[{name!r}]"))
 
 

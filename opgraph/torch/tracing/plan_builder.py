@@ -51,7 +51,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     given = [(f"args[{i}]", a) for i, a in enumerate(args)] + [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
     if len(kwargs) > 1:  # the function may ask for their order
-        writer.line(f"if tuple(kwargs) != {writer.constant(tuple(kwargs))}: return None")
+        writer.line(f"if tuple(kwargs) != {tuple(kwargs)!r}: return None")
     writer.default_dtype()
     objects: dict[str, Any] = {}
     for text, value in given:
@@ -174,7 +174,9 @@ class _Writer:
             else:
                 self.line(f"if {text} is not {self.constant(value)}: return None")
         for place, value in reads.copies:
-            self.line(f"if repr({self._text(place)}) != {self.constant(repr(value))}: return None")  # 1 is not 1.0
+            text, kind = self._text(place), self.constant(type(value))
+            known = self.constant(repr(value))  # 1 is not 1.0
+            self.line(f"if type({text}) is not {kind} or repr({text}) != {known}: return None")
         for place, tensor in reads.tensors:
             name = self.let(self._text(place))
             self.of_signature(f"type({name}) is not {self.constant(type(tensor))}")
@@ -201,7 +203,7 @@ class _Writer:
         Raises:
             NotKnown: a call told Python a value otherwise, changed a tensor, or is a custom op.
         """
-        made: dict[int, tuple[EagerCall, str]] = {}
+        made: dict[int, EagerCall] = {}
         makers: list[EagerCall] = []
         conditions: list[EagerCall] = []
         for call in calls:
@@ -214,13 +216,12 @@ class _Writer:
             if is_condition(call):
                 conditions.append(call)
                 continue
-            several = isinstance(call.result, (tuple, list))
-            parts = list(call.result) if several else [call.result]
+            parts = _parts(call)
             if not all(isinstance(part, torch.Tensor) for part in parts):
                 raise NotKnown(f"Python reads the value of a tensor: {call.name}")
             makers.append(call)
-            for i, part in enumerate(parts):
-                made.setdefault(id(part), (call, f"[{i}]" if several else ""))
+            for part in parts:
+                made.setdefault(id(part), call)
         for call in makers:
             self._fold(call, kept)
         conditions = [call for call in conditions if id(call.args[0]) not in self._folded]
@@ -235,11 +236,11 @@ class _Writer:
         needed = others | self._needed(made, [*wanted, *kept, *given])
         for call in calls:
             if id(call) in needed:
-                self._repeat(call, made)
+                self._repeat(call)
             elif id(call) in early:
                 self.line(f"if {'not ' if call.result else ''}{self._source(call.args[0])}: return None")
         if late:
-            self._late(late, [call for call in makers if id(call) in own], made)
+            self._late(late, [call for call in makers if id(call) in own])
 
     def _fold(self, call: EagerCall, kept: list[torch.Tensor]) -> None:
         """Keeps the result of a call on numbers alone: a tensor of no dimension that nobody else gets."""
@@ -258,7 +259,7 @@ class _Writer:
             self._folded.add(id(made))
             self.sources[id(made)] = self.constant(made)
 
-    def _needed(self, made: dict[int, tuple[EagerCall, str]], wanted: list[Any]) -> dict[int, EagerCall]:
+    def _needed(self, made: dict[int, EagerCall], wanted: list[Any]) -> dict[int, EagerCall]:
         """The calls, by id, that make these tensors.
 
         Raises:
@@ -271,31 +272,29 @@ class _Writer:
             if id(tensor) not in self.sources:
                 if id(tensor) not in made:
                     raise NotKnown("a tensor that is found under no name")
-                call = made[id(tensor)][0]
+                call = made[id(tensor)]
                 if id(call) not in needed:
                     needed[id(call)] = call
                     waiting += tensors_in((call.args, *call.kwargs.values()))
         return needed
 
-    def _repeat(self, call: EagerCall, made: dict[int, tuple[EagerCall, str]]) -> None:
+    def _repeat(self, call: EagerCall) -> None:
         arguments = [self._argument(a) for a in call.args]
         arguments += [f"{k}={self._argument(v)}" for k, v in call.kwargs.items()]
         name = self.let(f"{self.constant(call.func)}({', '.join(arguments)})")
-        parts = call.result if isinstance(call.result, (tuple, list)) else [call.result]
-        if parts is call.result:
-            self.line(f"if len({name}) != {len(parts)}: return None")
-        for place, part in enumerate(parts):
-            text = f"{name}[{place}]" if parts is call.result else name
+        several = isinstance(call.result, (tuple, list))
+        if several:
+            self.line(f"if len({name}) != {len(call.result)}: return None")
+        for place, part in enumerate(_parts(call)):
+            text = f"{name}[{place}]" if several else name
             source = self.sources.setdefault(id(part), text)
             if source != text:  # it gave back what it was given
                 self.line(f"if {text} is not {source}: return None")
             elif self._asks:
-                known = [self.constant(value) for value in (part.shape, part.dtype, part.layout)]
-                asked = zip(("shape", "dtype", "layout"), ("!=", "is not", "is not"), known, strict=True)
-                differs = " or ".join(f"{text}.{what} {sign} {value}" for what, sign, value in asked)
-                self.line(f"if {differs} or {text}.requires_grad is not {part.requires_grad}: return None")
+                for what in ("shape", "dtype", "layout", "device", "requires_grad"):
+                    self.line(f"if {text}.{what} != {self.constant(getattr(part, what))}: return None")
 
-    def _late(self, late: list[EagerCall], own: list[EagerCall], made: dict[int, tuple[EagerCall, str]]) -> None:
+    def _late(self, late: list[EagerCall], own: list[EagerCall]) -> None:
         """Compares values that lie on a device: at the end, all of them at once, and only where they may be others.
 
         Args:
@@ -307,7 +306,7 @@ class _Writer:
         inner = len(self.lines)
         for call in own:
             if id(call.result) not in self.sources:
-                self._repeat(call, made)
+                self._repeat(call)
         values = "".join(f"{self._source(call.args[0])}, " for call in late)
         self.line(f"if not {compared}.read(({''.join(f'{s}, ' for s in sources)}), ({values})): return None")
         block = [f"    {line}" for line in self.lines[inner:]]
@@ -374,3 +373,8 @@ class _Writer:
             text += f"    results = run({', '.join(tensors)})\n    return filled(structure, {results}, {kept_text})\n"
         exec(compile(text, "<plan>", "exec"), self.names)
         return Plan(self.names["plan"], graphs, ready, run.leaf, run.asks, text, values)
+
+
+def _parts(call: EagerCall) -> list[Any]:
+    """What a call gave: one value, or several."""
+    return list(call.result) if isinstance(call.result, (tuple, list)) else [call.result]
