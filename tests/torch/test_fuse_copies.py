@@ -113,3 +113,14 @@ def test_a_copy_that_cannot_be_captured_says_so():
     model, x = ogt.fuse(Odd()), torch.randn(3, 4)
     for each in (model, copy.deepcopy(model)):
         assert torch.equal(each(x), ogt.unfuse(copy.deepcopy(each))(x))
+
+
+def test_parameters_of_a_fused_model_can_be_swapped():
+    """As `load_state_dict` does with `torch.__future__.set_swap_module_params_on_conversion(True)`."""
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.SiLU(), nn.Linear(3, 2)), torch.randn(2, 3)
+    fused = ogt.fuse(copy.deepcopy(model))
+    fused(x).sum().backward()
+    for m in (model, fused):
+        other = nn.Parameter(torch.full((2, 3), 0.5))
+        torch.utils.swap_tensors(m[2].weight, other)
+    torch.testing.assert_close(fused(x), model(x))

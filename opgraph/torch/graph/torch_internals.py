@@ -397,15 +397,17 @@ _GUARDS = (
 def with_all_guards() -> AbstractContextManager[Any]:
     """A context in which Dynamo compiles with the guards that it would leave out.
 
-    It also leaves a graph whole where DistributedDataParallel has buckets smaller than its first one is by default:
-    torch's DDPOptimizer, which would cut the graph, refuses those.
+    Afterwards it drops its weak references to parameters, as it does for backends that it has names for:
+    `torch.utils.swap_tensors` refuses a tensor that has one. It leaves a graph whole where DistributedDataParallel has
+    buckets smaller than its first one is by default: torch's DDPOptimizer, which would cut the graph, refuses those.
     """
     active = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)()
     first = getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 0)
     whole = {"optimize_ddp": False} if active is not None and active.bucket_bytes_cap < first else {}
     config = torch._dynamo.config
-    guards = {name: False for name in _GUARDS if hasattr(config, name)}
-    patched: AbstractContextManager[Any] = config.patch({**guards, **whole})
+    settings = dict.fromkeys(_GUARDS, False) | {"invalidate_compile_context_weakrefs": True}
+    known = {name: value for name, value in settings.items() if hasattr(config, name)}
+    patched: AbstractContextManager[Any] = config.patch({**known, **whole})
     return patched
 
 
