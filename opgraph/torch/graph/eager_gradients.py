@@ -84,8 +84,8 @@ def _hides_backward(graph: GraphModule) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether an argument may be a Python number; a float comes as a tensor of no dimension that nobody else holds."""
-    return not _is_tensor(value) or not (value.dim() or value.requires_grad)
+    """Whether an argument may be a Python number; a float comes as an f64 of no dimension that nobody else holds."""
+    return not _is_tensor(value) or (value.dtype is torch.float64 and not (value.dim() or value.requires_grad))
 
 
 def _depends_on(result: Any, places: dict[int, int], known: dict[Any, int]) -> int | None:
