@@ -6,15 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402, N812
-from torch import nn  # noqa: E402
-
-import opgraph.torch as ogt  # noqa: E402
-from opgraph.torch.graph.parameter_branches import BranchCheck  # noqa: E402
-from opgraph.torch.naf1 import NAF1  # noqa: E402
+import opgraph.torch as ogt
+from opgraph.torch.graph.parameter_branches import BranchCheck
+from opgraph.torch.naf1 import NAF1
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fused partitions run op by op"),
@@ -172,11 +170,11 @@ def two() -> dict[str, Any]:
 WRITING: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], list[Any]]] = {
     "Embedding(max_norm=)": (looked_up, lambda: table(nn.Embedding), [None]),
     "EmbeddingBag(max_norm=)": (looked_up, lambda: table(nn.EmbeddingBag), [None]),
-    "relu(x, True)": (by_position(lambda t: F.relu(t, True)), two, [None]),
-    "silu(x, True)": (by_position(lambda t: F.silu(t, True)), two, [None]),
-    "leaky_relu(x, 0.1, True)": (by_position(lambda t: F.leaky_relu(t, 0.1, True)), two, [None]),
-    "hardtanh(x, -1, 1, True)": (by_position(lambda t: F.hardtanh(t, -1.0, 1.0, True)), two, [None]),
-    "dropout(x, 1, True, True)": (by_position(lambda t: F.dropout(t, 1.0, True, True)), two, [None]),
+    "relu(x, True)": (by_position(lambda t: functional.relu(t, True)), two, [None]),
+    "silu(x, True)": (by_position(lambda t: functional.silu(t, True)), two, [None]),
+    "leaky_relu(x, 0.1, True)": (by_position(lambda t: functional.leaky_relu(t, 0.1, True)), two, [None]),
+    "hardtanh(x, -1, 1, True)": (by_position(lambda t: functional.hardtanh(t, -1.0, 1.0, True)), two, [None]),
+    "dropout(x, 1, True, True)": (by_position(lambda t: functional.dropout(t, 1.0, True, True)), two, [None]),
     "torch.instance_norm": (statistics, lambda: {"mean": torch.zeros(2), "var": torch.ones(2)}, [None]),
     "NumPy": (through_numpy, lambda: {"b": torch.zeros(2)}, [None, ("b", [0.0, 0.0]), ("b", [0.0, -9.0])]),
 }  # fmt: skip

@@ -85,7 +85,6 @@ current_gpu: Any = getattr(_C, "_cuda_getDevice", None)
 if torch.version.cuda is not None:
     current_stream = current_stream or (lambda device: torch.cuda.current_stream(device).cuda_stream)
     current_gpu = current_gpu or torch.cuda.current_device
-#: Whether this torch was built for Intel's GPUs.
 
 # -- What goes on around a call.
 

@@ -117,13 +117,14 @@ def _views_of_no_grad(graph: Graph) -> set[int]:
     afterwards."""
     found, memory, enabled = set[Node](), set[int | None](), True
     for node in graph.nodes:
+        own = memory_of(node)
         if node.target is SET_GRAD_ENABLED:
             enabled = bool(node.args[0])
-        elif not enabled and memory_of(node) in memory - {None}:
+        elif not enabled and own in memory:
             found.add(node)
         elif enabled and (written := {memory_of(n) for n in written_arguments(node)} - {None}):
             found = {n for n in found if memory_of(n) not in written}
-        memory.add(memory_of(node))
+        memory |= {own} - {None}
     output: Any = graph.output_node()
     return {place for place, node in enumerate(output.args[0]) if node in found}
 

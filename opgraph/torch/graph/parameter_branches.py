@@ -364,12 +364,15 @@ class BranchCheck:
 
         given = [p.detach() for p in parameters]
         try:
-            made = Program(make_fx(self._conditions, tracing_mode="fake")(*given))
-        except Exception:  # an index that is a value, for example
-            made = None
+            traced = make_fx(self._conditions, tracing_mode="fake")(*given)
+        except RuntimeError:  # an index that is a value: fake tensors have none
+            self._is_compiled = False
+            return None
+        made = Program(traced)
         # The first comparison is with the values that the branches followed.
-        if made is None or bool(made.run(list(parameters))[0]) != bool(self._conditions.forward(*given)[0]):
-            self._is_compiled, made = False, None
+        if bool(made.run(list(parameters))[0]) != bool(self._conditions.forward(*given)[0]):
+            self._is_compiled = False
+            return None
         self._program = made
         return made
 
