@@ -44,6 +44,32 @@ def the_same_numbers_every_time() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+def _modes() -> dict[str, object]:
+    """What torch computes under, if it is imported."""
+    if "torch" not in sys.modules:
+        return {}
+    import torch
+
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def the_modes_of_torch_stay() -> Iterator[None]:
+    """A test that leaves gradients off, for one, fails itself, beside the tests after it."""
+    before = _modes()
+    yield
+    after = _modes()
+    changed = {mode: after[mode] for mode in before if after[mode] != before[mode]}
+    assert not changed, f"this test leaves torch changed: {changed}"
+
+
 _tests = itertools.count()
 
 
