@@ -7,10 +7,9 @@ only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch.fx import Node, map_arg
@@ -26,7 +25,6 @@ from opgraph.torch.tracing.emit import Emitter, Value, compute_dtype
 from opgraph.torch.tracing.session import Number
 
 aten, prims = torch.ops.aten, torch.ops.prims
-Values: TypeAlias = Mapping[Node, LogicalTensor]
 
 #: Views: the same memory, read in another way.
 VIEWS = frozenset(
