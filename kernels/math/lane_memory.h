@@ -131,7 +131,7 @@ template <class S> OG_FN i64 apart_from_line(const S* p) {
 #if OG_LANES && OG_OWNS_LINES
 // An Intel core stores to a line that it does not own only after it has fetched it, and has few such stores under way. So lines
 // are asked for early; and of results that no cache would keep for whoever reads them, none is fetched. AMD's cores gain by
-// neither. See specs/decisions/0028-lines-are-owned-early.md.
+// neither. See specs/decisions/0028-prefetch-and-streaming-stores-on-intel.md.
 enum { read_bytes = 4096, ahead_bytes = 2048, past_caches_bytes = 16 * 1024 * 1024 };
 template <class S> OG_FN auto read_lanes(const S* p, i64 n) {
   __builtin_prefetch((const char*)p + read_bytes);

@@ -3,7 +3,7 @@
 The C library gives memory of 32 MiB and more back to the system each time it is freed, and the system clears every page
 before it gives it out again, which takes as long as a kernel that is bound by memory. Here such memory waits instead,
 lent to the system (MADV_FREE): whoever needs memory gets it, and what was not needed is still there, without a page
-fault. specs/decisions/0024-spare-memory.md has the measurements.
+fault. specs/decisions/0024-memory-pool-for-large-results.md has the measurements.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ CPU_TABLE = (
         choose=cpu.split_column_sum,
         takes=_SUM.format("100000,8", 0),
         leaves=_LARGEST.format("100000,8", 0),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.SPLIT_GROUPED,
@@ -80,7 +80,7 @@ CPU_TABLE = (
         choose=cpu.grouped_rows,
         takes=_GROUP_NORM.format("1,128,128,32", 4),
         leaves=_GROUP_NORM.format("64,16,16,32", 4),
-        why="0027-groups-are-lanes.md",
+        why="0027-group-norm-across-channels.md",
     ),
     Row(
         name=schedule.GROUPED,
@@ -88,7 +88,7 @@ CPU_TABLE = (
         choose=cpu.grouped_rows,
         takes=_GROUP_NORM.format("64,16,16,32", 4),
         leaves=_GROUP_NORM.format("1,128,128,32", 4),
-        why="0027-groups-are-lanes.md",
+        why="0027-group-norm-across-channels.md",
     ),
     Row(
         name=schedule.SPLIT_OUTER,
@@ -96,7 +96,7 @@ CPU_TABLE = (
         choose=cpu.short_or_strided_rows,
         takes=_LARGEST.format("100000,8", 0),
         leaves=_LARGEST.format("40,300,64", 1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
         by_length=True,
     ),
     Row(
@@ -105,7 +105,7 @@ CPU_TABLE = (
         choose=cpu.short_or_strided_rows,
         takes=_SOFTMAX.format("100,8", -1),
         leaves=_SOFTMAX.format("100,300", -1),
-        why="0023-short-rows-at-once.md",
+        why="0023-persistent-short-rows.md",
         by_length=True,
     ),
     Row(
@@ -114,7 +114,7 @@ CPU_TABLE = (
         choose=cpu.short_or_strided_rows,
         takes=_SOFTMAX.format("16,40,64", 1),
         leaves=_SOFTMAX.format("16,40,64", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
         by_length=True,
     ),
     Row(
@@ -123,7 +123,7 @@ CPU_TABLE = (
         choose=cpu.short_or_strided_rows,
         takes=_SOFTMAX.format("100,100", -1),
         leaves=_SOFTMAX.format("100,129", -1),
-        why="0023-short-rows-at-once.md",
+        why="0023-persistent-short-rows.md",
         by_length=True,
     ),
     Row(
@@ -132,7 +132,7 @@ CPU_TABLE = (
         choose=cpu.rows_in_blocks,
         takes=_SOFTMAX.format("2,100000", -1),
         leaves=_SOFTMAX.format("200,1000", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.INNER,
@@ -140,7 +140,7 @@ CPU_TABLE = (
         choose=cpu.rows_in_blocks,
         takes=_SOFTMAX.format("200,1000", -1),
         leaves=_SOFTMAX.format("2,100000", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.TILED_SUM,
@@ -148,7 +148,7 @@ CPU_TABLE = (
         choose=cpu.tiled_elements,
         takes=_SCALE_GRADIENT.format("300,40", "300,40", "40"),
         leaves=_SCALED.format("300,40", "40"),
-        why="0033-one-schedule.md",
+        why="0033-schedule-table.md",
     ),
     Row(
         name=schedule.POINTWISE_TILED,
@@ -156,7 +156,7 @@ CPU_TABLE = (
         choose=cpu.tiled_elements,
         takes=_SCALED.format("64,16,4,4", "16,1,1"),
         leaves=_SCALED.format("64,256", "256"),
-        why="0033-one-schedule.md",
+        why="0033-schedule-table.md",
     ),
     Row(
         name=schedule.POINTWISE,
@@ -164,7 +164,7 @@ CPU_TABLE = (
         choose=cpu.pointwise,
         takes=_SCALED.format("64,256", "256"),
         leaves=_SCALED.format("64,16,4,4", "16,1,1"),
-        why="0001-loops-without-sizes.md",
+        why="0001-sizes-are-kernel-arguments.md",
     ),
 )
 CUDA_TABLE = (
@@ -174,7 +174,7 @@ CUDA_TABLE = (
         choose=cuda.pointwise,
         takes=_SCALED.format("64,256", "256"),
         leaves=_SCALE_GRADIENT.format("300,40", "300,40", "40"),
-        why="0008-launch-arguments.md",
+        why="0008-cuda-launch-arguments.md",
     ),
     Row(
         name=schedule.POINTWISE_UNROLLED,
@@ -182,7 +182,7 @@ CUDA_TABLE = (
         choose=cuda.pointwise,
         takes=_chain("Mish", 4),
         leaves=_chain("Mish", 1),
-        why="0026-few-elements-in-the-text.md",
+        why="0026-partial-unrolling-and-pruned-source.md",
     ),
     Row(
         name=schedule.POINTWISE_SCALAR,
@@ -190,7 +190,7 @@ CUDA_TABLE = (
         choose=cuda.pointwise,
         takes=_chain("Mish", 20),
         leaves=_chain("Mish", 4),
-        why="0026-few-elements-in-the-text.md",
+        why="0026-partial-unrolling-and-pruned-source.md",
     ),
     Row(
         name=schedule.TILED_SUM,
@@ -198,7 +198,7 @@ CUDA_TABLE = (
         choose=cuda.sums,
         takes=_SCALE_GRADIENT.format("300,40", "300,40", "40"),
         leaves=_SOFTMAX.format("300,40", -1),
-        why="0033-one-schedule.md",
+        why="0033-schedule-table.md",
     ),
     Row(
         name=schedule.LOOP_FISSION,
@@ -206,7 +206,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_ROW_SUMS.format("300,2000", "300,1"),
         leaves=_ROW_SUMS.format("300,2000", "2000"),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.SPLIT_OUTER,
@@ -214,7 +214,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_SUM.format("1000000,8", 0),
         leaves=_SOFTMAX.format("16,40,64", 1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.PERSISTENT_OUTER,
@@ -222,7 +222,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_SOFTMAX.format("16,40,64", 1),
         leaves=_SOFTMAX.format("16,40,64", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.OUTER,
@@ -230,7 +230,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_SOFTMAX.format("64,3000,2048", 1),
         leaves=_SOFTMAX.format("16,40,64", 1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.SPLIT_INNER,
@@ -238,7 +238,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_SOFTMAX.format("2,1000000", -1),
         leaves=_SOFTMAX.format("2000,1000", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.PERSISTENT_INNER,
@@ -246,7 +246,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_SOFTMAX.format("2000,1000", -1),
         leaves=_SOFTMAX.format("2000,100000", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
     Row(
         name=schedule.INNER,
@@ -254,7 +254,7 @@ CUDA_TABLE = (
         choose=cuda.rows,
         takes=_SOFTMAX.format("2000,100000", -1),
         leaves=_SOFTMAX.format("2000,1000", -1),
-        why="0014-rows-are-passes-of-the-loop.md",
+        why="0014-row-reductions-as-loop-passes.md",
     ),
 )
 
