@@ -1,11 +1,12 @@
 """From a loop and a layout to a schedule: how a kernel iterates, decided in one place for both targets.
 
-- The decision: `table` has a row for each schedule, and `choose_schedule`; `schedule` has the value and the names of
-  the rows. `cpu` and `cuda` hold what each target decides by: widths, sizes of tiles, costs.
-- What a schedule makes of a layout: `merged_axes` walks two axes as one, `interleaved_rows` and `grouped_rows` make
-  lanes of neighbouring rows, `split_columns` cuts few long columns, `loop_fission` makes several loops of one.
-- How the body of a CPU kernel goes over elements: `cpu_body`.
-- Tiles: `cpu_tiles`; `cuda_tiles` and `cuda_row_tiles`. What a CPU kernel is told of them: `cpu_arguments`.
-- What they are chosen by: `levels` (when a value changes, what an element costs), `reduction_passes` (walks over a
-  row), `row_registers` (what waits in a thread's registers), `fast_math` (statements that may be approximate).
+- The decision: `table` has a row for each schedule, and `choose_schedule`. `schedule` has the schedule type and the
+  names of the rows. `cpu` and `cuda` hold the criteria of each target: widths, sizes of tiles, costs.
+- Changes of the layout: `merged_axes` walks two axes as one, `interleaved_rows` and `grouped_rows` use neighbouring
+  rows as lanes, `split_columns` cuts few long columns, `loop_fission` splits one loop into several.
+- The iteration of a CPU kernel's body over elements: `cpu_body`.
+- Tiles: `cpu_tiles`; `cuda_tiles` and `cuda_row_tiles`. Tile arguments of a CPU kernel: `cpu_arguments`.
+- Properties that the choice depends on: `levels` (when a value changes, the cost of an element), `reduction_passes`
+  (passes over a row), `row_registers` (values in a thread's registers), `fast_math` (statements that may be
+  approximate).
 """

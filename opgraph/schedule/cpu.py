@@ -1,4 +1,4 @@
-"""Schedules of the CPU: which one a loop gets, and their numbers."""
+"""CPU schedules: the choice for a loop, and the numbers of each schedule."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from opgraph.schedule.schedule import (
 )
 from opgraph.schedule.split_columns import boxes_of_columns, column_sums
 
-#: Floats of a vector (kernels/math/lanes.h), and vectors of a row at most.
+#: Floats of a vector (kernels/math/lanes.h), and most vectors of a row.
 WIDTH, MAX_VECTORS = 16, 8
-#: Bytes of a row, or of rows that are lanes, that may wait for a later pass (kernels/cpu/row_vectors.h).
+#: Most bytes of a row, or of rows that are lanes, that are kept for a later pass (kernels/cpu/row_vectors.h).
 KEEP_BYTES = 256 * 1024
-#: What is done in floats, whatever it is in memory.
+#: Types that are computed in f32, whatever their type in memory.
 _FLOATS = frozenset({"f32", "f16", "bf16", "boolean"})
 
 
@@ -45,14 +45,14 @@ class Cpu:
     """The CPU as a target.
 
     Attributes:
-        lanes: whether the machine has vectors of 16 floats.
+        lanes: true if the machine has vectors of 16 floats.
     """
 
     lanes: bool
 
 
 def split_column_sum(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """Few long columns that are added up, as a loop with sums."""
+    """Few long columns that are summed, as a loop with sums."""
     found = column_sums(loop, layout)
     if found is None:
         return None
@@ -64,7 +64,7 @@ def split_column_sum(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | N
 
 
 def grouped_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """Rows of short runs, each beside one of the next row: lanes are the elements of a run and of its neighbours."""
+    """Rows of short runs, each next to one of the next row: lanes are the elements of a run and of its neighbours."""
     found = grouped(loop, layout) if layout.row_rank else None
     if found is None:
         return None
@@ -75,11 +75,11 @@ def grouped_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
 
 
 def short_or_strided_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """Neighbouring rows as lanes, as they lie in memory or transposed in tiles; or rows of a few vectors, whose
-    elements stay in registers from pass to pass.
+    """Neighbouring rows as lanes, in memory order or transposed in tiles; or rows of a few vectors, whose elements stay
+    in registers from pass to pass.
 
-    What is done once a row (the fold of its lanes, the walk to the next one) takes as long as some 30 elements, where
-    rows are walked in blocks. With the number of vectors known when the kernel is compiled, only the fold is left.
+    If rows are walked in blocks, the work per row (the fold of its lanes, the step to the next row) takes as long as
+    about 30 elements. If the number of vectors is known at compile time, only the fold remains.
     """
     if not layout.row_rank:
         return None
@@ -98,7 +98,7 @@ def short_or_strided_rows(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedul
 
 
 def rows_in_blocks(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """One row after the other, in blocks of elements; few long ones in pieces."""
+    """One row after the other, in blocks of elements; few long rows in pieces."""
     if not layout.row_rank:
         return None
     boxes = boxes_of_rows(layout) if layout.size else None
@@ -109,7 +109,7 @@ def rows_in_blocks(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | Non
 
 
 def tiled_elements(loop: Loop, layout: Layout, target: Cpu) -> CpuSchedule | None:
-    """Elements in tiles, whose sums a second stage adds up, or whose short rows are made long."""
+    """Elements in tiles. A second stage adds up their sums, or their short rows are merged into long ones."""
     merged = merged_axes(layout, len(loop.loads)) if layout.size else None
     if layout.variant.has_sums:
         return _in_boxes(TILED_SUM, loop, layout, merged)
@@ -130,7 +130,7 @@ def _in_boxes(name: str, loop: Loop, layout: Layout, merged: MergedAxes | None) 
 
 
 def _fits(loop: Loop, layout: Layout, target: Cpu) -> bool:
-    """Whether a row is a few vectors of floats."""
+    """True if a row is a few vectors of floats."""
     dims = layout.dims
     if not target.lanes or layout.row_rank != 1 or ADDED in layout.variant.operands:
         return False
@@ -141,14 +141,14 @@ def _fits(loop: Loop, layout: Layout, target: Cpu) -> bool:
 
 
 def _waiting_fit(loop: Loop, variant: Variant, elements: int) -> bool:
-    """Whether there is room for what waits of so many elements for a later pass, if anything does."""
+    """True if some values are kept for a later pass, and those of so many elements fit in the buffer."""
     each = _waiting_bytes(loop, variant)
     return each > 0 and elements <= KEEP_BYTES // each // 8 * 8
 
 
 @lru_cache(maxsize=1024)
 def _waiting_bytes(loop: Loop, variant: Variant) -> int:
-    """Bytes of each element that wait for a later pass."""
+    """Bytes of each element that are kept for a later pass."""
     levels = Levels(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
     is_element = {name: level == ELEMENT for name, level in levels.levels.items()}
     kept = kept_values(passes_of(loop, is_element, keep=True, rounding=ROUNDING))
@@ -160,10 +160,10 @@ def _waiting_bytes(loop: Loop, variant: Variant) -> int:
 
 @lru_cache(maxsize=1024)
 def _longest(loop: Loop) -> int:
-    """The elements of a row, in all operands, up to which turning tiles costs less.
+    """The most elements of a row, in all operands together, for which transposing tiles costs less.
 
-    Each pass has a fold, which exponentials and their like wait for; the turn costs as much for each operand. Measured
-    on rows of 4 to 20 elements of sums, SoftMax, norms and their gradients.
+    Each pass has a fold, and exponentials and similar functions wait for it. The transpose costs the same for each
+    operand. Measured on rows of 4 to 20 elements of sums, SoftMax, norms and their gradients.
     """
     passes = pass_counts(loop)[0]
     costly = any(s.record.cost >= KEEP_COST for s in loop.statements if not s.reduces)

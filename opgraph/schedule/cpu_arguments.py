@@ -1,4 +1,4 @@
-"""What a kernel of the CPU is told of its schedule: the numbers that kernels/cpu reads."""
+"""The arguments of a CPU kernel that follow from its schedule: the numbers that kernels/cpu reads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from opgraph.schedule.schedule import GROUPS, INTERLEAVED, CpuSchedule
 
 
 def arguments(schedule: CpuSchedule, *, at_once: bool) -> tuple[list[int], int]:
-    """The numbers of a call, and how many doubles of memory it needs.
+    """The numbers of a call, and the doubles of memory that it needs.
 
     Args:
-        at_once: whether a box may write results that it completes before the others are done.
+        at_once: true if a box may write its complete results before the other boxes are done.
     """
     layout = schedule.layout
     numbers = [len(layout.dims), layout.size, *layout.dims, *(s for strides in layout.strides for s in strides)]
@@ -27,7 +27,7 @@ def arguments(schedule: CpuSchedule, *, at_once: bool) -> tuple[list[int], int]:
 
 
 def _of_elements(schedule: CpuSchedule, at_once: bool) -> tuple[list[int], int]:
-    """See kernels/cpu/tiled_sums.h; the doubles are what boxes leave for the second stage."""
+    """See kernels/cpu/tiled_sums.h. The doubles are the partial sums of boxes for the second stage."""
     boxes, merged = schedule.boxes, schedule.merged
     assert boxes is not None, "elements in boxes"
     spread: list[int] = []
@@ -74,12 +74,12 @@ def _of_rows(schedule: CpuSchedule) -> tuple[list[int], int]:
 
 
 def _lines(doubles: int) -> int:
-    """Boxes of different threads write to cache lines of their own."""
+    """Rounds up to whole cache lines, so that boxes of different threads write to different lines."""
     return -(-doubles // 8) * 8
 
 
 def _planes(schedule: CpuSchedule) -> int:
-    """Doubles for each cell: where addends are doubles, one more for what additions round off."""
+    """Doubles for each cell: if addends are doubles, a second one holds the rounding errors of the additions."""
     loop, layout = schedule.loop, schedule.layout
     summed = zip(loop.stores, layout.variant.operands[len(loop.loads) :], strict=True)
     wide = layout.row_rank > 0 and any(s.dtype == "f64" for s in loop.statements)

@@ -1,7 +1,7 @@
-"""How the body of a CPU kernel goes over elements: one loop, 16 floats at a time or one, statement by statement, or
-by two branches of which each element takes one.
+"""How the body of a CPU kernel iterates over elements: one loop over 16 floats or one element at a time, statement by
+statement, or two branches, one for each element.
 
-It follows from the loop and from how operands move, so it is found when a kernel is written, not for each call.
+This depends only on the loop and on how operands move. It is chosen when a kernel is generated, not for each call.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from opgraph.loops.loop import Arg, Loop, Statement
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 from opgraph.schedule.levels import ELEMENT, Levels
 
-#: What og::load_lanes reads and og::store_lanes writes.
+#: Types that og::load_lanes reads and og::store_lanes writes.
 _IN_MEMORY = frozenset({"f32", "f16", "bf16", "boolean"})
-#: The same as MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
+#: The limit in place of MAX_COST for kernels not of f32 alone, whose loop the compiler has to vectorise: 0.45 s.
 WIDE_COST = 600
-#: What packing costs in instructions per element and vector: at all, and for each operand and each result (measured).
+#: Cost of packing in instructions per element and vector: fixed, for each operand and for each result (measured).
 PACK, PACK_OPERAND, PACK_RESULT = 8, 8, 5
-#: What a comparison that holds tells of others of the same two values. (Of one that fails they may be NaN.)
+#: If a comparison holds: the results of other comparisons of the same two values. (If it fails, one may be NaN.)
 _IMPLIED = {
     "Greater": {"GreaterEqual": True, "Equal": False, "Less": False, "LessOrEqual": False},
     "Less": {"LessOrEqual": True, "Equal": False, "Greater": False, "GreaterEqual": False},
 }
-#: Conditions that are looked at: each takes a walk over the loop.
+#: Most conditions that are tried: each takes a walk over the loop.
 TRIED = 16
-#: What can be packed.
+#: Types that can be packed.
 _STORED = frozenset({"f32", "f16", "bf16"})
 
 
 class Form(Enum):
-    """How a kernel of the CPU goes over its elements, which tells how it is compiled."""
+    """How a CPU kernel iterates over its elements. The way it is compiled depends on this."""
 
     LOOP = "one loop"
     BRANCHES = "two branches, of which each element takes one"  # kernels/cpu/branch_compaction.h
@@ -44,12 +44,12 @@ class Form(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """How a kernel goes over its elements.
+    """How a kernel iterates over its elements.
 
     Attributes:
-        form: in which way.
-        by_lanes: whether 16 floats at a time, where the machine has such vectors.
-        branches: the two, where there are two.
+        form: the kind of iteration.
+        by_lanes: true if it takes 16 floats at a time, where the machine has such vectors.
+        branches: the two branches, if there are two.
     """
 
     form: Form
@@ -59,10 +59,10 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is left of a loop where a condition is known.
+    """The rest of a loop if a condition is known.
 
     Attributes:
-        statements: those that something needs.
+        statements: the statements that are still used.
         results: the value of each store.
     """
 
@@ -70,17 +70,17 @@ class Side:
     results: tuple[Arg, ...]
 
     def makes(self, k: int) -> bool:
-        """Whether result k is anything but 0.0."""
+        """True if result k is not the constant 0.0."""
         return isinstance(self.results[k], str) or str(self.results[k]) != "0.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """A loop taken apart at one condition.
+    """A loop split by one condition.
 
     Attributes:
-        condition: the statements that it takes, the last one being the condition.
-        sides: where it fails, and where it holds.
+        condition: the statements that compute it; the last one is the condition.
+        sides: the loop if it fails, and if it holds.
     """
 
     condition: tuple[Statement, ...]
@@ -97,9 +97,9 @@ def body_of(values: Levels) -> Body:
 
 
 def goes_by_lanes(values: Levels) -> bool:
-    """Whether all that an element meets is f32 or a truth value, in memory perhaps f16 or bf16.
+    """True if all values of an element are f32 or truth values; in memory they may be f16 or bf16.
 
-    A row of one element may add up an f64 that is computed before the row: its addends are doubles, no lanes.
+    A row of one element may sum an f64 that is computed before the row. Its addends are doubles, so it has no lanes.
     """
     loop = values.loop
     per_element = (name for name, level in values.levels.items() if level == ELEMENT)
@@ -114,15 +114,15 @@ def goes_by_lanes(values: Levels) -> bool:
 
 
 def goes_by_strips(values: Levels, by_lanes: bool) -> bool:
-    """Whether one loop over all statements would take a compiler too long, and strips are no slower."""
+    """True if one loop over all statements would take too long to compile, and strips are not slower."""
     by_position = any(x.is_position for x in values.element_loads())
     most = MAX_COST if by_lanes else WIDE_COST
     return values.cost > max(most, STATEMENT_COST * len(values.varying()) - 1) and not by_position
 
 
 def branches_of(values: Levels) -> Branches | None:
-    """The choice that saves most, if one is worth it for any data, whichever side is taken how often: either side by
-    itself costs more than packing."""
+    """The branches that save most; None if no choice pays for all data. Either side alone has to cost more than
+    packing, so that it pays however often each side is taken."""
     loop = values.loop
     packed = [x.dtype for x in values.element_loads()] + [s.dtype for s in loop.stores]
     if not set(packed) <= _STORED:
@@ -140,7 +140,7 @@ def branches_of(values: Levels) -> Branches | None:
 
 
 def _conditions(values: Levels) -> Sequence[Mapping[str, None]]:
-    """The conditions that most choices go by, each with all statements that compute the same, in order."""
+    """The conditions that most Selects use, each with all statements that compute the same value, in order."""
     chosen_by = Counter(s.args[0] for s in values.loop.statements if s.kind == "Select")
     alike: dict[object, dict[str, None]] = {}
     for s in values.loop.statements:
@@ -152,7 +152,7 @@ def _conditions(values: Levels) -> Sequence[Mapping[str, None]]:
 
 
 def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:
-    """The loop where those conditions are known to hold, or to fail."""
+    """The loop under the assumption that the conditions `same` hold, or fail."""
     known: dict[str, bool] = dict.fromkeys(same, holds)
     condition = next(s for s in loop.statements if s.result in same)
     taken: dict[str, Arg] = {}
@@ -177,7 +177,7 @@ def _side(loop: Loop, same: Mapping[str, None], holds: bool) -> Side:
 
 
 def _needed(statements: Sequence[Statement], results: set[str]) -> tuple[Statement, ...]:
-    """The statements that those results take."""
+    """The statements that the given results depend on."""
     wanted, left = set(results), []
     for s in reversed(statements):
         if s.result in wanted:
@@ -187,6 +187,6 @@ def _needed(statements: Sequence[Statement], results: set[str]) -> tuple[Stateme
 
 
 def _cost(values: Levels, statements: Sequence[Statement]) -> int:
-    """Instructions of an element, by the records."""
+    """Instructions of an element, by the costs in the records."""
     varying = (s for s in statements if values.levels[s.result] == ELEMENT)
     return sum(s.record.cost for s in varying)

@@ -1,8 +1,8 @@
-"""How a loop with sums is cut into pieces that any number of threads may take, with the same bits each time.
+"""Cuts a loop with sums into pieces. Any number of threads may run them, with the same bits each time.
 
-A box is a piece of the collapsed iteration space. Within one, each sum is added up in cells, one for each of its
-results that the box reaches; a sum that several boxes contribute to gets its total from their cells in a fixed order.
-The cut depends on sizes alone.
+A box is a piece of the collapsed iteration space. A box accumulates each sum in cells, one for each result of the sum
+that the box contributes to. If several boxes contribute to a result, their cells are added up in a fixed order.
+The cut depends only on sizes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from math import prod
 from opgraph.loops.layout import Layout
 from opgraph.loops.space import Shape, Strides
 
-#: Cells that all sums of a box may have together (kernels/cpu/tiled_sums.h: the array that a thread has for them).
+#: Most cells of all sums of a box together (kernels/cpu/tiled_sums.h: each thread has an array for them).
 MAX_CELLS = 4096
-#: Up to so many elements one box does it all.
+#: Most elements of a space that is one box.
 ONE_BOX = 32 * 1024
-#: Elements of a box, at least and at most, where there is a choice; between these, boxes for 64 cores.
+#: Fewest and most elements of a box, where there is a choice. Between these, there are enough boxes for 64 cores.
 SMALLEST, LARGEST = 16 * 1024, 128 * 1024
 _BOXES = 256
 _ANY = 1 << 62
-#: Rows that are reduced are cut where there are so few of them and they are so long: else threads have enough to do.
+#: Reduced rows are cut if there are at most so many, and they are at least so long. Else threads have enough work.
 FEW_ROWS, LONG_ROW = 32, 64 * 1024
-#: So many boxes keep threads busy.
+#: Enough boxes to keep threads busy.
 ENOUGH = 16
-#: Long pieces are multiples of so many elements.
+#: Long pieces are multiples of this number of elements.
 _WHOLE = 64
-#: A sum over several boxes may leave one cell for so many elements of the space.
+#: Elements of the space for each cell that a sum over several boxes may leave.
 ELEMENTS_PER_CELL = 64
 
 
@@ -37,10 +37,10 @@ class BoxedSum:
     """One sum.
 
     Attributes:
-        operand: its place among loads and stores.
-        strides: of its cells in a box, along each axis; 0 along those that are added up.
-        cells: how many there are.
-        whole: each cell is complete within one box.
+        operand: its index among loads and stores.
+        strides: strides of its cells in a box, along each axis; 0 along the axes that are summed.
+        cells: the number of cells.
+        whole: true if each cell is complete within one box.
     """
 
     operand: int
@@ -54,10 +54,10 @@ class Boxes:
     """The cut of one layout.
 
     Attributes:
-        box: extents of a box; those at the end of an axis may be smaller.
+        box: extents of a box; boxes at the end of an axis may be smaller.
         counts: boxes along each axis.
-        sums: in the order of the stores.
-        split_rows: whether each is a piece of one row, or of neighbouring ones, where rows are reduced.
+        sums: the sums, in the order of the stores.
+        split_rows: true if rows are reduced and each box is a piece of one row or of neighbouring ones.
     """
 
     box: Shape
@@ -75,14 +75,14 @@ def boxes_of(layout: Layout, *, longest: int = _ANY, unit: int = 1) -> Boxes:
     """The cut for a layout of at least one element.
 
     Args:
-        longest: extent of a box along the last axis.
-        unit: what that extent is a multiple of.
+        longest: the longest extent of a box along the last axis.
+        unit: that extent is a multiple of it.
     """
     return _boxes(layout, _box(layout.dims, _keeps(layout), longest, unit), may_be_whole=True)
 
 
 def boxes_of_rows(layout: Layout) -> Boxes:
-    """The cut of a layout whose rows are reduced: boxes of whole rows, or of pieces where rows are few and long."""
+    """The cut of a layout whose rows are reduced: boxes of whole rows, or of pieces if rows are few and long."""
     dims, outer = layout.dims, len(layout.dims) - layout.row_rank
     length = prod(dims[outer:])
     if prod(dims[:outer]) <= FEW_ROWS and length >= LONG_ROW:
@@ -95,7 +95,7 @@ def boxes_of_rows(layout: Layout) -> Boxes:
 
 
 def boxes_interleaved(layout: Layout, lanes: int) -> Boxes:
-    """The cut of a layout whose rows lie side by side: boxes of whole rows, so many neighbours at least."""
+    """The cut of a layout whose rows lie side by side: boxes of whole rows, at least `lanes` neighbours each."""
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
     wanted = _wanted(dims)
     box = [*[1] * first, *dims[first:-1], 1]
@@ -105,10 +105,10 @@ def boxes_interleaved(layout: Layout, lanes: int) -> Boxes:
 
 
 def boxes_of_few(layout: Layout, lanes: int, *, least: int = 1) -> Boxes:
-    """The cut of a layout of few long rows side by side: boxes that are pieces of so many neighbours.
+    """The cut of a layout of few long rows side by side: each box is a piece of `lanes` neighbours.
 
     Args:
-        least: elements of a box.
+        least: fewest elements of a box.
     """
     dims, first = layout.dims, len(layout.dims) - 1 - layout.row_rank
     box = [*[1] * (len(dims) - 1), min(dims[-1], lanes)]
@@ -117,24 +117,24 @@ def boxes_of_few(layout: Layout, lanes: int, *, least: int = 1) -> Boxes:
 
 
 def _keeps(layout: Layout) -> list[tuple[bool, ...]]:
-    """For each sum, which axes it does not add up."""
+    """For each sum, the axes that it does not reduce."""
     return [tuple(stride != 0 for stride in layout.strides[place]) for place in layout.sums]
 
 
 def _wanted(dims: Shape) -> int:
-    """Elements of a box."""
+    """Desired number of elements of a box."""
     size = prod(dims)
     return size if size <= ONE_BOX else min(max(size // _BOXES, SMALLEST), LARGEST)
 
 
 def _grow(box: list[int], dims: Shape, axes: Sequence[int], wanted: int) -> None:
-    """Makes a box longer along some axes, from the innermost one outwards, up to so many elements."""
+    """Makes a box longer along some axes, from the innermost one outwards, up to `wanted` elements."""
     for axis in reversed(axes):
         box[axis] = _even(dims[axis], max(wanted // prod(box), 1), 1)
 
 
 def _with_fewer_cells(box: list[int], layout: Layout, axes: Sequence[int]) -> list[int]:
-    """A box that is larger where sums, one for each column say, would leave too many cells."""
+    """A box that is larger if sums (for example one for each column) would leave too many cells."""
     dims, size = layout.dims, prod(layout.dims)
     for kept in _keeps(layout):
         for axis in reversed(axes):
@@ -145,7 +145,7 @@ def _with_fewer_cells(box: list[int], layout: Layout, axes: Sequence[int]) -> li
 
 
 def _cells_left(dims: Shape, box: Sequence[int], kept: Sequence[bool]) -> int:
-    """The cells that all boxes together have of a sum."""
+    """The number of cells of a sum in all boxes together."""
     return prod(d if k else -(-d // b) for d, b, k in zip(dims, box, kept, strict=True))
 
 
@@ -161,11 +161,11 @@ def _boxes(layout: Layout, box: Sequence[int], *, split_rows: bool = False, may_
 def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int) -> Shape:
     size, last, wanted = prod(dims), len(dims) - 1, _wanted(dims)
     box = [1] * len(dims)
-    # As long a stretch of memory as there can be: from the innermost axis outwards.
+    # The longest possible stretch of memory: from the innermost axis outwards.
     for axis in reversed(range(len(dims))):
         most = min(wanted // prod(box), _room(box, axis, keeps))
         box[axis] = _even(dims[axis], min(most, longest), unit) if axis == last else _even(dims[axis], most, 1)
-    # Fewer and larger boxes where a sum would leave too many cells.
+    # Fewer and larger boxes if a sum would leave too many cells.
     for kept in keeps:
         for axis in reversed(range(len(dims))):
             left = _cells_left(dims, box, kept)
@@ -178,7 +178,7 @@ def _box(dims: Shape, keeps: Sequence[tuple[bool, ...]], longest: int, unit: int
 
 
 def _room(box: Sequence[int], axis: int, keeps: Sequence[tuple[bool, ...]]) -> int:
-    """The largest extent along an axis for which the cells suffice."""
+    """The largest extent along an axis with at most MAX_CELLS cells."""
     cells = [
         (prod(b for i, (b, k) in enumerate(zip(box, kept, strict=True)) if k and i != axis), kept) for kept in keeps
     ]
@@ -188,7 +188,7 @@ def _room(box: Sequence[int], axis: int, keeps: Sequence[tuple[bool, ...]]) -> i
 
 
 def _even(extent: int, most: int, unit: int) -> int:
-    """An extent of at most `most` that cuts the axis into pieces of nearly one size, of whole units; one at least."""
+    """An extent of at most `most` that cuts the axis into pieces of nearly equal size, in whole units; at least one."""
     if extent <= most:
         return extent
     if unit == 1 and most >= _WHOLE:

@@ -1,4 +1,4 @@
-"""Schedules of CUDA: which one a loop gets, and their numbers."""
+"""CUDA schedules: the choice for a loop, and the numbers of each schedule."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ from opgraph.schedule.schedule import (
     Schedule,
 )
 
-_BYTES_IN_FLIGHT = 32  # that one thread loads before it computes, for the memory latency of an H200
-_ELEMENTS_PER_THREAD = 16  # more would cost registers that the other threads of a multiprocessor need
-#: Instructions per element, by the records' costs, beyond which a thread does one element after the other: NVRTC would
-#: take 3 s for a pack's body, and what is the same for all its elements is 4% of such a kernel.
+_BYTES_IN_FLIGHT = 32  # bytes that a thread loads before it computes, for the memory latency of an H200
+_ELEMENTS_PER_THREAD = 16  # more would take registers from the other threads of a multiprocessor
+#: Instructions per element, by the records' costs, beyond which a thread computes one element after the other: NVRTC
+#: would take 3 s for a pack's body, and the work shared by all its elements is 4% of such a kernel.
 SINGLES_COST = 400
-SINGLES = 4  # of a thread, as in kernels/cuda/pointwise_scalar.cuh
-_ROLLED_UNROLL = 2  # packs of a thread, one after the other: enough that what comes before them counts little
-#: Instructions per element, by the records' costs, beyond which the text has a few elements: below, NVRTC takes 0.1 s
-#: at most, and memory decides how long the kernel takes.
+SINGLES = 4  # elements of a thread, as in kernels/cuda/pointwise_scalar.cuh
+_ROLLED_UNROLL = 2  # packs of a thread, one after the other: enough to make the code before them cheap by comparison
+#: Instructions per element, by the records' costs, beyond which the source text has only a few elements. Below it,
+#: NVRTC takes 0.1 s at most, and memory limits the kernel's speed.
 ROLLED_COST = 64
-#: One whose memory takes longer than its arithmetic, so beyond this one. Then its loads have to be many at a time.
+#: The same limit for a kernel whose memory takes longer than its arithmetic: it needs many loads at a time.
 _BY_MEMORY_COST = 100
-#: Machine instructions for each byte that an H200 copies meanwhile (7.75, specs/sass.md), and what the estimate is off.
+#: Machine instructions that an H200 executes while it copies a byte (7.75, specs/sass.md), plus the estimate's error.
 _MEANWHILE = 10
-#: Machine instructions of the elements that the text has: NVRTC takes some 0.06 s for them. With fewer elements more
-#: than 3% of a kernel's instructions would be moves of what comes next.
+#: Most machine instructions of the elements in the source text: NVRTC takes about 0.06 s for them. With fewer elements,
+#: more than 3% of a kernel's instructions would be moves of the next elements.
 _CODE = 1000
-#: Machine instructions for one of the records' costs (sm_90, kernels of specs/sass.md): in f64, in f32, by approximate
-#: instructions.
+#: Machine instructions per unit of the records' costs (sm_90, kernels of specs/sass.md): in f64, in f32, with
+#: approximate instructions.
 _WIDE, _EXACT, _APPROXIMATE = 3.6, 1.65, 0.7
 _MANY = 48  # statements
 
@@ -69,7 +69,7 @@ class Cuda:
 
 
 def pointwise(loop: Loop, layout: Layout, target: Cuda) -> CudaPointwise | None:
-    """Packs of elements, with all of their arithmetic in the text, or that of a few, or one element after the other."""
+    """Packs of elements, with the arithmetic of all or of a few in the source text; or one element after the other."""
     if layout.row_rank or layout.variant.has_sums:
         return None
     kinds, flat = layout.variant.operands, layout.variant.flat
@@ -98,7 +98,7 @@ def pointwise(loop: Loop, layout: Layout, target: Cuda) -> CudaPointwise | None:
 
 
 def sums(loop: Loop, layout: Layout, target: Cuda) -> Schedule | None:
-    """Sums of tiles; in several loops where some of the sums do not go together."""
+    """Sums of tiles; several loops if some of the sums do not fit in one."""
     if layout.row_rank or not layout.variant.has_sums:
         return None
     parts = []
@@ -110,7 +110,7 @@ def sums(loop: Loop, layout: Layout, target: Cuda) -> Schedule | None:
 
 
 def rows(loop: Loop, layout: Layout, target: Cuda) -> Schedule | None:
-    """Rows, of at least one row; sums that the kernel of rows does not add up have loops of their own."""
+    """Rows, at least one. Sums that the row kernel does not add up have separate loops."""
     if not layout.row_rank:
         return None
     tiles = row_tiles(loop, layout, alignment=target.alignment)
@@ -118,7 +118,7 @@ def rows(loop: Loop, layout: Layout, target: Cuda) -> Schedule | None:
         return _rows(loop, layout, tiles)
     if layout.size:
         return _fission(loop, layout, target)
-    rest = without_sums(loop, layout)  # sums of nothing are 0, which the caller writes
+    rest = without_sums(loop, layout)  # empty sums are 0; the caller writes them
     part = _part(*rest, target) if rest else None
     return LoopFission(name=LOOP_FISSION, loop=loop, layout=layout, rest=part)
 
@@ -142,7 +142,7 @@ def _part(loop: Loop, layout: Layout, stores: tuple[int, ...], target: Cuda) -> 
 
 
 def _fission(loop: Loop, layout: Layout, target: Cuda) -> LoopFission:
-    """Row values that sums need, sums, and the other results."""
+    """Loops for the row values that sums need, for the sums, and for the other results."""
     values, adding = row_values(loop, layout)
     added, rest = sums(*adding, target), without_sums(loop, layout)
     assert added is not None, "a loop with sums"
@@ -164,8 +164,8 @@ def _sums(loop: Loop, layout: Layout, target: Cuda) -> CudaSums:
     vector = packed_vector(loop, layout, target.alignment, whole_rows=False)
     tiling = tiled(layout, vector)
     group = group_of(Levels(loop, layout.variant), vector)
-    # Of long loops compilers make room for a second block, and spill. Of short ones in 16 bits that all of a block adds
-    # up they take 60 registers where 48 do, with which a fifth block runs.
+    # For long loops compilers make room for a second block, and spill. For short loops in 16 bits that a whole block
+    # adds up, they take 60 registers where 48 suffice; with 48, a fifth block runs.
     blocks = 1 if len(loop.statements) > _MANY else 5 if vector == 8 and tiling.threads[1] == 1 else 0
     return CudaSums(
         name=TILED_SUM,
@@ -194,9 +194,9 @@ def _unroll_of_sums(loop: Loop, layout: Layout, vector: int) -> int:
 
 
 def group_of(values: Levels, vector: int) -> int:
-    """How many elements of a pack the text has, a divisor of `vector`; 0: all of each pack, as the kernel is small.
+    """The elements of a pack that are in the source text, a divisor of `vector`; 0: all of each pack (a small kernel).
 
-    NVRTC takes some 60 us for a machine instruction, and the text of a large kernel would have 13 or 25 elements.
+    NVRTC takes about 60 us per machine instruction, and the text of a large kernel would have 13 or 25 elements.
     """
     loop, cost = values.loop, values.cost
     if cost <= ROLLED_COST:
@@ -210,14 +210,14 @@ def group_of(values: Levels, vector: int) -> int:
     if cost <= _BY_MEMORY_COST and estimate <= _MEANWHILE * _bytes(values):
         return 0
     group = vector
-    # One f32 at a time takes 4% more instructions: constants for one, where two can share them.
+    # One f32 at a time takes 4% more instructions, for constants that two elements would share.
     while group > (1 if wide else 2) and group * estimate > _CODE:
         group //= 2
     return group
 
 
 def _bytes(values: Levels) -> int:
-    """That an element reads and writes."""
+    """Bytes that an element reads and writes."""
     read = [(x.dtype, kind) for x, kind in values.loads if not x.is_position]
     moved = [*read, *((s.dtype, kind) for s, kind in zip(values.loop.stores, values.store_kinds, strict=True))]
     return sum(dtypes.BY_NAME[dtype].itemsize for dtype, kind in moved if kind in (CONTIGUOUS, STRIDED))

@@ -1,4 +1,4 @@
-"""How rows are shared out among the threads of a GPU: by sizes alone."""
+"""Distribution of rows over the threads of a GPU. It depends only on sizes."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from opgraph.schedule.row_registers import Held, held_by
 
 _WARP = 32
 _LONGEST = 512  # threads of a row: with 128 registers each
-#: Of a thread: registers in which a row waits, where there are more threads than a warp; the same within a warp, and in
-#: f64, whose arithmetic takes more itself.
+#: Most registers of a thread that hold a row: for more threads than a warp; within a warp, and in f64, whose arithmetic
+#: takes more registers.
 _REGISTERS, _FEWER = 64, 32
 #: Of a thread: bytes that it loads before it computes, instructions of all passes.
 _WANTED, _INSTRUCTIONS = 64, 4096
-_SEGMENT = 64  # bytes that neighbouring threads load of a row together, at least
-#: Where something is added up over rows: rows that a group takes, at least; and blocks, about.
+_SEGMENT = 64  # fewest bytes of a row that neighbouring threads load together
+#: If values are summed over rows: fewest rows of a group, and the approximate number of blocks.
 CHUNK, BLOCKS = 16, 512
-#: Where rows make fewer blocks than this, blocks share a row, in pieces of so many elements at least, those of
-#: neighbouring rows that the block takes with them.
+#: If rows make fewer blocks than the first, several blocks share a row. A piece has at least as many elements as the
+#: second, with those of the neighbouring rows in the same block.
 _FEW_BLOCKS, _PIECE = 128, 16384
-#: Rows may begin anywhere where they have so many packs, and accesses would have fewer bytes otherwise.
+#: Rows may begin at any element if they have so many packs, and if accesses would otherwise have fewer bytes than this.
 _ENOUGH, _WIDE = 16, 8
 _SHARED = 40 * 1024  # bytes of shared memory of a block
 
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """How a row is shared out, with the names of kernels/cuda/inner_reduction.cuh.
+    """Distribution of a row over threads, with the names of kernels/cuda/inner_reduction.cuh.
 
     Attributes:
         vector: V, neighbouring elements of a pack.
-        packs: P, of a thread.
-        threads: T, of a row.
-        held: whether a row is read once.
-        whole: whether all threads have P packs.
+        packs: P, packs of a thread.
+        threads: T, threads of a row.
+        held: true if a row is read once.
+        whole: true if all threads have P packs.
         small: bits of the operands that are the same for all rows, and read again in each pass.
-        narrow: places are found in 32-bit arithmetic.
+        narrow: true if offsets are computed in 32-bit arithmetic.
         neighbours: neighbouring rows that neighbouring threads take; 1: neighbouring threads share a row.
-        lead: the operand at whose multiples packs begin, where rows begin anywhere; -1: rows are whole packs.
-        loose: bits of the operands whose packs lie anywhere then.
+        lead: if rows begin at any element, the operand at whose multiples packs begin; -1: rows are whole packs.
+        loose: bits of the operands whose packs are then not aligned.
         pieces: blocks that share a row.
     """
 
@@ -74,7 +74,7 @@ class RowTiles:
 
 
 def row_tiles(loop: Loop, layout: Layout, *, alignment: int = 16) -> RowTiles:
-    """How rows of a layout are shared out: by sizes alone.
+    """Distributes the rows of a layout over threads, by sizes alone.
 
     Args:
         alignment: the power of two up to 16 that divides the address of every contiguous operand.
@@ -121,7 +121,7 @@ def _packed(loop: Loop, layout: Layout, alignment: int) -> tuple[int, int, int]:
     while vector > whole and vector * _ENOUGH <= layout.dims[-1]:
         lead = next(iter(moving), -1)
         loose = [i for i in runs if lead < 0 or any(_apart(layout, i, lead, d, vector) for d in range(outer))]
-        # What is the same for several rows is in a cache: there, element by element will do.
+        # Operands that are the same for several rows are in a cache: element by element is fast enough for them.
         if not any(i in moving or i >= len(loop.loads) for i in loose):
             return vector, lead, sum(1 << i for i in loose)
         vector //= 2
@@ -135,12 +135,12 @@ def _item(loop: Loop, i: int) -> int:
 
 
 def _apart(layout: Layout, i: int, lead: int, axis: int, vector: int) -> bool:
-    """Whether the packs of two operands begin at different columns somewhere along an axis."""
+    """True if the packs of two operands begin at different columns somewhere along an axis."""
     return (layout.strides[i][axis] - layout.strides[lead][axis]) % vector != 0
 
 
 def _runs_across(loop: Loop, layout: Layout) -> bool:
-    """Whether memory runs along neighbouring rows rather than along a row, for most operands that move along both."""
+    """True if memory runs across neighbouring rows, not along a row, for most operands that move along both."""
     outer, read = len(layout.dims) - layout.row_rank, loop.reads()
     if not outer:
         return False
@@ -152,12 +152,12 @@ def _runs_across(loop: Loop, layout: Layout) -> bool:
 
 
 def _threads_across(packs: int, held: Held, most_reductions: int, nearby: int) -> tuple[int, int, bool]:
-    """The same where neighbouring threads take neighbouring rows: a warp, at least, of these, or all `nearby` ones."""
+    """`_threads` where neighbouring threads take neighbouring rows: a warp of rows at least, or all `nearby` ones."""
     registers = max(held.waiting // 4, 1)
     room = _FEWER if held.is_wide else _REGISTERS
     most = max(min(room // registers, _INSTRUCTIONS // max(held.instructions, 1), 32), 1)
     wanted = max(min(_WANTED // max(held.loaded, 1), most), 1)
-    # All threads meet in shared memory, in two places by turns.
+    # All threads reduce in shared memory, in two buffers in turn.
     fits = 2 * 8 * BLOCK_SIZE * most_reductions <= _SHARED
     threads = min(_power_of_two(-(-packs // wanted)), BLOCK_SIZE // min(_power_of_two(nearby), _WARP) if fits else 1)
     each = max(-(-packs // threads), 1)
@@ -165,7 +165,7 @@ def _threads_across(packs: int, held: Held, most_reductions: int, nearby: int) -
 
 
 def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, int, bool]:
-    """Threads of a row, packs of each, and whether they hold all of it."""
+    """Threads of a row, packs of each thread, and true if they hold the whole row."""
     registers = max(vector * (held.waiting + held.added) // 4, 1)
     room = _FEWER if held.is_wide else _REGISTERS
     most = max(min(room // registers, _INSTRUCTIONS // (vector * max(held.instructions, 1)), 32), 1)
@@ -187,7 +187,7 @@ def _threads(packs: int, vector: int, held: Held, narrowest: int) -> tuple[int, 
 
 
 def adds_up(layout: Layout, cut: RowTiles) -> bool:
-    """Whether the kernel of rows adds up the sums of a layout, too: those over all rows, where rows are held."""
+    """True if the row kernel also adds up the sums of a layout: those over all rows, where rows are held."""
     outer = len(layout.dims) - layout.row_rank
     over_all = not any(any(layout.strides[i][:outer]) for i in layout.sums)
     return cut.held and cut.neighbours == 1 and layout.row_rank == 1 and over_all

@@ -1,6 +1,6 @@
-"""How a loop with sums is cut for a GPU: into tiles, one for each block of threads, by sizes alone.
+"""Cuts a loop with sums into tiles for a GPU, one for each thread block, by sizes alone.
 
-The top of kernels/cuda/tiled_sums.cuh says what the names mean.
+The top of kernels/cuda/tiled_sums.cuh explains the names.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from opgraph.loops.loop import Loop
 
 #: Threads of a block (kernels/cuda/pointwise.cuh).
 BLOCK_SIZE = 256
-#: Bytes that a thread moves in one access, at most.
+#: Most bytes that a thread moves in one access.
 _BYTES_PER_ACCESS = 16
 NARROW = 2**31 - 2**16  # with the last, partly empty tile still below 2^31
 #: Elements of a tile: 32 for each thread.
 _TILE = 32 * BLOCK_SIZE
-#: Rows that a sum for each column adds up in one tile, at least: what tiles leave is then 1/64 of the data.
+#: Fewest rows that a sum for each column adds up in one tile: the partial sums are then 1/64 of the data.
 _ROWS = 64
-#: Threads side by side where each column has its own sum: 512 bytes of f32.
+#: Threads side by side if each column has its own sum: 512 bytes of f32.
 _NARROW = 32
-#: Tiles that contribute to one result, at most; beyond, tiles grow.
+#: Most tiles that contribute to one result; tiles grow to stay below it.
 _TERMS = 16384
 
 
@@ -32,10 +32,10 @@ class Tiling:
     """The cut of one layout, with the names of kernels/cuda/tiled_sums.cuh.
 
     Attributes:
-        order: the outer axes, those kept by some sum first.
-        kept: how many of them some sum keeps.
-        threads: along the columns (TX) and along the rows (TM).
-        parts: where in the workspace each sum's tiles leave what they add up to; -1: they complete it.
+        order: the outer axes; the axes that some sum keeps come first.
+        kept: the number of outer axes that some sum keeps.
+        threads: threads along the columns (TX) and along the rows (TM).
+        parts: offset in the workspace of each sum's partial sums; -1: its tiles complete it.
         work: elements of the workspace.
     """
 
@@ -52,12 +52,12 @@ class Tiling:
 
     @property
     def row_chunks(self) -> int:
-        """How many tiles lie along the rows."""
+        """Number of tiles along the rows."""
         return -(-self.rows // self.row_chunk)
 
     @property
     def column_chunks(self) -> int:
-        """How many tiles lie along the columns."""
+        """Number of tiles along the columns."""
         return -(-self.columns // self.column_chunk)
 
     @property
@@ -71,7 +71,7 @@ def tiled(layout: Layout, vector: int) -> Tiling:
     """The cut for a layout with sums, of at least one element.
 
     Args:
-        vector: how many neighbouring columns one thread takes at a time.
+        vector: neighbouring columns that one thread takes at a time.
     """
     sums = layout.sums
     outer = range(len(layout.dims) - 1)
@@ -106,10 +106,10 @@ def tiled(layout: Layout, vector: int) -> Tiling:
 
 
 def packed_vector(loop: Loop, layout: Layout, alignment: int, *, whole_rows: bool = True) -> int:
-    """How many neighbouring elements a thread may move at a time.
+    """The number of neighbouring elements that a thread may move at a time.
 
     Args:
-        whole_rows: whether rows must consist of whole packs.
+        whole_rows: true if rows must consist of whole packs.
     """
     operands = [x.dtype for x in loop.loads] + [s.dtype for s in loop.stores]
     sizes = [dtypes.BY_NAME[d].itemsize for d in operands]

@@ -1,9 +1,9 @@
-"""Which statements of a loop may be computed no nearer than 16 bits tell: on a GPU by approximate instructions
-(kernels/cuda/fast_math.h), on the CPU by shorter polynomials (kernels/math/reduced_precision.h).
+"""Selects the statements of a loop that need no more accuracy than 16 bits: a GPU computes them with approximate
+instructions (kernels/cuda/fast_math.h), a CPU with shorter polynomials (kernels/math/reduced_precision.h).
 
-Only loops whose floats are f16 or bf16 wherever they go to memory or come from it element by element (a number for the
-whole call may be f32, as parameters often are), and of them only statements whose small errors stay small: what a jump
-decides by, such as the argument of a comparison or of Floor, is computed exactly.
+Only loops qualify whose floats are f16 or bf16 wherever they are stored to memory or loaded from it element by element.
+(A number for the whole call may be f32, as parameters often are.) In these loops only statements qualify whose small
+errors stay small: arguments of functions with jumps, such as a comparison or Floor, are computed exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def approximate(loop: Loop, variant: Variant) -> frozenset[str]:
 
 
 def _decides_by(statement: Statement, types: dict[str, str]) -> list[str]:
-    """The arguments in which the result jumps: its derivative by them is 0, or it is no float."""
+    """The arguments in which the result jumps: its derivative by them is 0, or the result is not a float."""
     record = statement.record
     args = statement.args[:-1] if record.by_position else statement.args
     floats = [isinstance(a, str) and dtypes.BY_NAME[types[a]].is_float for a in args]

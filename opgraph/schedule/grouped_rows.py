@@ -1,8 +1,8 @@
 """Rows of groups: [N,H,W,G,C] reduced over H, W and C (GroupNorm with the channels last).
 
-Such a row is many short runs, each right beside one of the next row. Walked side by side, the lanes of a vector are
-channels: each is reduced along H and W by itself, and what the channels of a group make is then joined, so memory is
-read as it lies, whatever the size of a group (`kernels/cpu/grouped_reduction.h`).
+Such a row consists of many short runs, each adjacent to a run of the next row. If rows are walked side by side, the
+lanes of a vector are channels. Each channel is reduced along H and W separately; then the results of the channels of a
+group are joined. So memory is read in its order, for any size of a group (`kernels/cpu/grouped_reduction.h`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from opgraph.loops.space import Strides
 from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved, boxes_of_few
 from opgraph.schedule.interleaved_rows import FEW_LANES, LANES, joins, moved
 
-#: Strips of lanes are whole vectors where groups allow it, or whole halves.
+#: Strips of lanes are whole vectors if groups allow it, or whole halves.
 _WHOLE = (16, 8, 1)
-#: Elements of a lane's row in a piece, at least: what there is one of for each lane is worked out for each piece.
+#: Fewest elements of a lane's row in a piece: values that exist once per lane are recomputed for each piece.
 LEAST = 64
 
 
 def grouped(loop: Loop, layout: Layout) -> Layout | None:
-    """The layout with the elements of a run as lanes beside those of the next row; None where there are none, or where
-    runs cost less: those of a row are longer than they are many, as in BatchNorm over [N,C,H,W] of small images.
+    """The layout with the elements of a run as lanes, next to those of the next row. None if there are no such runs, or
+    if walking runs costs less: the length of a row's runs exceeds their number, as in BatchNorm over [N,C,H,W] of small
+    images.
     """
     outer = len(layout.dims) - layout.row_rank
     run = layout.dims[-1]
@@ -59,20 +60,20 @@ def grouped(loop: Loop, layout: Layout) -> Layout | None:
 
 
 def _are_neighbours(layout: Layout, axis: int) -> bool:
-    """Whether all operands walk an axis and the last one as one, or have a value for each place of the first alone."""
+    """True if each operand walks `axis` and the last axis as one, or does not move along the last axis."""
     run = layout.dims[-1]
     pairs = [(own[axis], own[-1]) for own in layout.strides]
     return any(pair == (run, 1) for pair in pairs) and all(a == b * run or b == 0 for a, b in pairs)
 
 
 def width_of(layout: Layout) -> int:
-    """Lanes of a strip: as many whole groups as LANES holds, and whole vectors where that can be."""
+    """Lanes of a strip: as many whole groups as fit in LANES, and whole vectors where possible."""
     unit = next(u for u in (lcm(layout.group, whole) for whole in _WHOLE) if u <= LANES)
     return LANES // unit * unit
 
 
 def boxes_of_groups(layout: Layout) -> Boxes:
-    """The cut: boxes have all lanes. They are whole rows where that makes enough of them, or pieces of rows."""
+    """The cut: boxes have all lanes. They are whole rows if that makes enough boxes, otherwise pieces of rows."""
     lanes = layout.dims[-1]
     whole = boxes_interleaved(layout, lanes)
     if whole.count >= ENOUGH or layout.size <= ONE_BOX:

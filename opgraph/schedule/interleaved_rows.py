@@ -1,8 +1,8 @@
-"""Rows side by side: a vector's lanes are neighbouring rows instead of elements of one.
+"""Rows side by side: a vector's lanes are neighbouring rows instead of elements of one row.
 
-Where the elements of a row lie far apart and those of neighbouring rows lie together (a softmax over the channels of
-NCX), that is how memory is walked in order. Where rows are short, it is how nothing is done for one row alone: tiles of
-them are turned around on the way in and out. The axis of the lanes comes last, after those of a row.
+If the elements of a row lie far apart and those of neighbouring rows lie together (a softmax over the channels of NCX),
+this walks memory in order. If rows are short, it avoids work for single rows: tiles of rows are transposed on the way
+in and out. The axis of the lanes comes last, after the axes of a row.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from opgraph.loops.loop import Loop
 
 #: Rows that are walked together (kernels/cpu/outer_reduction.h).
 LANES = 64
-#: Rows are short where they have so many elements at most in all operands that are turned together: the turn costs as
-#: much for each, and what is done once a row costs as much for any. Fewer rows than that are not worth it.
+#: Rows are short if they have at most SHORT_ROW elements, in all transposed operands together: each operand adds the
+#: cost of its transpose, but the work per row stays the same. For fewer rows than FEW_ROWS a transpose does not pay.
 SHORT_ROW, FEW_ROWS = 48, 16
-#: Fewer neighbours than that leave most of a vector empty.
+#: Fewer neighbours than this leave most of a vector empty.
 FEW_LANES = 8
 #: Bytes of all tiles: they stay in the second-level cache.
 TILE_BYTES = 256 * 1024
 
 
 def interleaved(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | None:
-    """The layout with rows side by side; None where one row after the other is the better way.
+    """The layout with rows side by side; None if one row after the other is faster.
 
     Args:
-        longest: which rows are short, instead of SHORT_ROW; one operand counts as two then.
+        longest: the limit for short rows in place of SHORT_ROW; a single operand then counts as two.
     """
     outer = len(layout.dims) - layout.row_rank
     if not layout.row_rank or not outer or not layout.size:
@@ -59,7 +59,7 @@ def interleaved(loop: Loop, layout: Layout, *, longest: int = 0) -> Layout | Non
 
 
 def joins(loop: Loop) -> bool:
-    """Whether what pieces of a row make can be joined. A sum of f64 carries more than its value."""
+    """True if the results of pieces of a row can be joined. A sum of f64 carries more than its value."""
     reduced = [s for s in loop.statements if s.reduces]
     return all(s.row.how != "add" for s in reduced) or all(s.dtype != "f64" for s in reduced)
 
@@ -71,10 +71,10 @@ def _moved(loop: Loop, layout: Layout, lane: int, *, turns: bool) -> Layout:
 
 
 def moved(loop: Loop, layout: Layout, *, turns: bool) -> Layout:
-    """The layout whose lanes are its last axis, with the letters that say how operands move from lane to lane.
+    """The layout whose lanes are its last axis, with the letters for how operands move from lane to lane.
 
     Args:
-        turns: whether tiles are turned.
+        turns: true if tiles are transposed.
     """
     row_values = {i for i, s in enumerate(loop.stores, start=len(loop.loads)) if s.per_row}
     kinds = []

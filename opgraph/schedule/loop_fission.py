@@ -1,12 +1,12 @@
-"""Several loops of one, each for some of its results (CUDA).
+"""Splits one loop into several, each for some of its results (CUDA).
 
-Where sums do not go together (those of each row and those of each column of one large matrix would leave as much behind
-as the matrix itself), the loop runs several times, each time for some of its stores.
+Some sums cannot share a loop: the partial sums for each row and for each column of one large matrix would take as much
+memory as the matrix itself. The loop then runs several times, each time for some of its stores.
 
-Sums of a loop over rows that the kernel of rows does not add up have a loop of their own, without rows. The sum of
-dy (x - mean) rstd over images, for each channel, needs of each row what reductions make of it. One loop makes these row
-values and writes them down, the next one reads them as operands and adds up, and the last one does the rest: in this
-order, since results may lie over operands.
+Sums of a loop over rows that the row kernel does not add up have a separate loop, without rows. The sum of
+dy (x - mean) rstd over images, for each channel, needs the results of reductions over each row. The first loop computes
+these row values and writes them to memory. The next one reads them as operands and adds up. The last one computes the
+other results; it comes last since results may alias operands.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
 from opgraph.schedule.cuda_tiles import tiled
 
-#: What tiles may leave behind: so many elements, or 1/16 of the space.
+#: Most elements of the tiles' partial sums, if 1/16 of the space is not more.
 _LEFT = 65536
 
 
 def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, ...]] | None:
-    """The loop with its other results alone, and which these are; None if there are none."""
+    """The loop with only its other results, its layout, and the indices of these results; None if there are none."""
     first = len(loop.loads)
     sums = layout.sums
     others = [i for i in range(len(loop.stores)) if first + i not in sums]
@@ -33,16 +33,16 @@ def without_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout, tuple[int, .
 
 
 def row_values(loop: Loop, layout: Layout) -> tuple[tuple[Loop, Layout] | None, tuple[Loop, Layout]]:
-    """For a loop over rows with sums: the loop that makes the row values that sums need, its only results, one for each
-    row in order, and the loop of these sums, whose last loads are the row values; each with its layout.
+    """Two loops with their layouts, for a loop over rows with sums. The results of the first are only the row values
+    that the sums need, one for each row in order. The second computes the sums; its last loads are the row values.
 
-    None instead of the first one where sums need no row values.
+    The first one is None if sums need no row values.
     """
     first = len(loop.loads)
     summed = tuple(i - first for i in layout.sums)
     needed, borrowed = _needed(loop, layout, summed)
     types = loop.dtype_of()
-    # As they are computed: f16 and bf16 have more digits than their dtype until something rounds them.
+    # The types in which they are computed: f16 and bf16 values are f32 until they are rounded.
     wide = {name: "f32" if dtypes.BY_NAME[types[name]].compute == "float" else types[name] for name in borrowed}
     along_rows = _row_strides(layout)
     kind = ROW if any(along_rows) else UNIFORM
@@ -67,7 +67,7 @@ def row_values(loop: Loop, layout: Layout) -> tuple[tuple[Loop, Layout] | None, 
 
 
 def _needed(loop: Loop, layout: Layout, summed: tuple[int, ...]) -> tuple[set[str], list[str]]:
-    """The statements that sums are computed by, and the row values that these read."""
+    """The statements that compute sums, and the row values that these read."""
     depth = loop.depths()
     fixed = {x.name for x, kind in zip(loop.loads, layout.variant.operands) if kind in (UNIFORM, ROW)}
     for s in loop.statements:
@@ -88,7 +88,7 @@ def _needed(loop: Loop, layout: Layout, summed: tuple[int, ...]) -> tuple[set[st
 
 
 def _row_strides(layout: Layout) -> tuple[int, ...]:
-    """Of an operand with one value for each row, in order."""
+    """Strides of an operand with one value for each row, in order."""
     outer = len(layout.dims) - layout.row_rank
     return tuple(prod(layout.dims[axis + 1 : outer]) if axis < outer else 0 for axis in range(len(layout.dims)))
 
@@ -100,7 +100,7 @@ def _with_operands(
     stores: list[tuple[tuple[int, ...], str]],
     row_rank: int,
 ) -> Layout:
-    """The same space with further loads, behind the `first` that there are, and other stores: strides and kinds."""
+    """The same space with more loads after the `first` existing ones, and other stores (each with strides and kind)."""
     own = [ROW if kind == RUN and not row_rank else kind for kind in layout.variant.operands[:first]]
     strides = (*layout.strides[:first], *(s for s, _ in (*loads, *stores)))
     kinds = "".join([*own, *(kind for _, kind in (*loads, *stores))])
@@ -114,9 +114,9 @@ def _renamed(s: Statement, names: dict[str, str]) -> tuple[Arg, ...]:
 
 
 def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, tuple[int, ...]]]:
-    """The loop, as often as it has to run, each time with some of its stores, and which; elementwise ones come last.
+    """The loop once for each run, with some of its stores, their layout and indices. Elementwise stores come last.
 
-    They may be written over an input that the other passes still read.
+    They may overwrite an input that the other passes still read.
     """
     first = len(loop.loads)
     sums = [i - first for i in layout.sums]
@@ -134,7 +134,7 @@ def passes(loop: Loop, layout: Layout, vector: int) -> list[tuple[Loop, Layout, 
 
 
 def selected(layout: Layout, first: int, stores: Sequence[int]) -> Layout:
-    """The layout of all loads (there are `first`) and some stores."""
+    """The layout of all `first` loads and of some stores."""
     places = [*range(first), *(first + i for i in stores)]
     kinds = "".join(layout.variant.operands[p] for p in places)
     return replace(

@@ -1,8 +1,8 @@
-"""Short rows, made long: where the innermost axis is short, it and the next one are walked as one row.
+"""Merges short rows into long ones: a short innermost axis and the next one are walked as one row.
 
-A gradient of a [C,1,1] parameter in [N,C,4,4] has rows of 16 elements, which a vectorised loop hardly starts on. All
-large operands walk [C,4,4] as one row of 16 C; a small one, which does not, is spread over a stretch of that row before
-the stretch is used in every place of N, and a sum over the 4x4 is one for each column first, folded at the end.
+A gradient of a [C,1,1] parameter in [N,C,4,4] has rows of 16 elements, too short for a vectorised loop. All large
+operands walk [C,4,4] as one row of 16 C. A small operand does not; it is spread over a stretch of that row, and the
+stretch is used for every index of N. A sum over the 4x4 is first one sum for each column, and is folded at the end.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from opgraph.schedule.cpu_tiles import MAX_CELLS
 
 #: Rows shorter than this are short.
 SHORT = 128
-#: Elements of a stretch that small operands are spread over, and how many of these (kernels/cpu/tiled_sums.h).
+#: Elements of a stretch over which small operands are spread, and most such operands (kernels/cpu/tiled_sums.h).
 STRETCH, MAX_SPREAD = 2048, 4
-#: A stretch is used so many times at least.
+#: Fewest uses of a stretch.
 _USES = 8
 
 
@@ -34,11 +34,10 @@ class MergedAxes:
     """A layout with long rows.
 
     Attributes:
-        layout: whose last axis was two.
-        short: extent of the last axis before.
-        spread: the operands that do not walk the long row themselves; stride 1 in `layout`.
-        grouped, tiled: sums of which each result is that of `short` neighbouring columns, or of those that lie `short`
-            apart.
+        layout: the layout whose last axis was two axes.
+        short: extent of the last axis before the merge.
+        spread: the operands that do not walk the long row; their stride in `layout` is 1.
+        grouped, tiled: sums whose results each add up `short` neighbouring columns, or columns that lie `short` apart.
     """
 
     layout: Layout
@@ -49,10 +48,10 @@ class MergedAxes:
 
 
 def merged_axes(layout: Layout, loads: int) -> MergedAxes | None:
-    """The same layout with long rows; None where rows are not short, or an operand stands in the way.
+    """The same layout with long rows; None if rows are not short, or if an operand prevents it.
 
     Args:
-        loads: how many of the operands are loads.
+        loads: the number of operands that are loads.
     """
     if len(layout.dims) < 2 or layout.dims[-1] >= SHORT:
         return None
@@ -76,7 +75,7 @@ def merged_axes(layout: Layout, loads: int) -> MergedAxes | None:
     times, longest = extent, _longest(layout, grouped | tiled)
     if extent * short > longest:
         if not grouped and all(s.outer == 0 for s in spread):
-            # Every place of the next axis has the same values: as many of them as fill a stretch are one row.
+            # All indices of the next axis have the same values: as many of them as fill a stretch are one row.
             times = next((n for n in range(longest // short, 0, -1) if extent % n == 0), 0)
         elif tiled or short > longest:
             return None
@@ -99,7 +98,7 @@ def merged_axes(layout: Layout, loads: int) -> MergedAxes | None:
 
 
 def _longest(layout: Layout, folded: set[int]) -> int:
-    """How long a row may be that is a box's: a stretch, for each of whose columns every sum has a cell."""
+    """The longest row of a box: at most a stretch, and every sum has a cell for each of its columns."""
     kinds = layout.variant.operands
     sums = [place for place, kind in enumerate(kinds) if kind in (ADDED, KEPT)]
     along = sum(place in folded or kinds[place] == KEPT for place in sums)

@@ -1,8 +1,8 @@
-"""The passes over a row: which statements each computes, and which values are kept for a later one.
+"""The passes over a row: the statements of each pass, and the values that are kept for a later one.
 
-What a reduction makes is there when its pass over the row has ended, so a value that waits for k reductions in a row is
-computed in pass k at the earliest. A later pass that needs a value of an earlier one computes it again from the
-operands, which are in the cache by then, or reads it from a buffer where that is cheaper: `Exp` in a softmax is
+The result of a reduction is available when its pass over the row has ended. So a value that depends on a chain of k
+reductions is computed in pass k at the earliest. If a later pass needs a value of an earlier one, it recomputes it from
+the operands, which are in the cache by then, or reads it from a buffer if that is cheaper: `Exp` in a softmax is
 computed once.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from opgraph.loops.loop import Loop, Statement, Store
 
-#: A value that costs so many instructions is kept rather than computed again: a store and a load cost some four.
+#: A value that costs at least so many instructions is kept, not recomputed: a store and a load cost about four.
 KEEP_COST = 8
-#: Values of an element that are kept, at most.
+#: Most values of an element that are kept.
 MAX_KEPT = 3
-#: Instructions that it takes a CPU to round a value to 16 bits and widen it again.
+#: Instructions for a CPU to round a value to 16 bits and widen it again.
 ROUNDING = 8
 
 
@@ -26,11 +26,11 @@ class Pass:
     """One walk along the row.
 
     Attributes:
-        statements: computed for each element, in order.
-        reductions: what is reduced, in order.
+        statements: statements computed for each element, in order.
+        reductions: the reductions, in order.
         kept: values of `statements` that a later pass reads from the buffer.
-        read: values that this one reads from there.
-        stores: whether elementwise results and sums are written; the last pass does that.
+        read: values that this pass reads from the buffer.
+        stores: true if elementwise results and sums are written; the last pass does that.
     """
 
     statements: tuple[Statement, ...]
@@ -46,7 +46,7 @@ class Pass:
 
 
 def pass_counts(loop: Loop) -> tuple[int, int, int]:
-    """How many passes there are, reductions in all of them, and in one of them at most."""
+    """The number of passes, the number of reductions in all passes, and the most reductions in one pass."""
     depth = loop.depths()
     reduced = [depth[s.result] - 1 for s in loop.statements if s.reduces]
     counts = [reduced.count(number) for number in range(_last_pass(loop, depth) + 1)]
@@ -54,7 +54,7 @@ def pass_counts(loop: Loop) -> tuple[int, int, int]:
 
 
 def _last_pass(loop: Loop, depth: Mapping[str, int]) -> int:
-    """Results may lie over operands, so all of them are written in the last pass that reads any."""
+    """The pass that writes all results. Results may alias operands, so this is the last pass that reads any operand."""
     most = max((depth[s.result] for s in loop.statements if s.reduces), default=1)
     return max([most - 1, *(depth[s.value] for s in loop.stores if not s.per_row)])
 
@@ -63,9 +63,9 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool, roundin
     """The passes of a loop over rows.
 
     Args:
-        is_element: for each load and statement, whether it has a value for each element.
-        keep: whether there is a buffer for a row.
-        rounding: instructions that it takes to round a value to 16 bits.
+        is_element: for each load and statement: true if it has a value for each element.
+        keep: true if there is a buffer for a row.
+        rounding: instructions to round a value to 16 bits.
     """
     depth = loop.depths()
     reductions = [s for s in loop.statements if s.reduces]
@@ -109,17 +109,17 @@ def passes_of(loop: Loop, is_element: Mapping[str, bool], *, keep: bool, roundin
 
 
 def cost(one: Pass) -> int:
-    """Instructions of a pass for each element, but for loads and stores."""
+    """Instructions of a pass for each element, without loads and stores."""
     return sum(s.record.cost for s in (*one.statements, *one.reductions))
 
 
 def kept_values(passes: tuple[Pass, ...]) -> tuple[str, ...]:
-    """All values that are kept, in the order of their places in the buffer."""
+    """All values that are kept, in their order in the buffer."""
     return tuple(name for p in passes for name in p.kept)
 
 
 def row_stores(loop: Loop) -> list[tuple[int, Store]]:
-    """The stores of one value for each row, with their places."""
+    """The stores of one value for each row, with their indices."""
     return [(i, s) for i, s in enumerate(loop.stores) if s.per_row]
 
 
@@ -128,7 +128,7 @@ def _is_kept(name: str, cost: Mapping[str, int], kept: Mapping[str, int]) -> boo
 
 
 def _costs(by_name: Mapping[str, Statement], kept: Mapping[str, int], rounding: int) -> dict[str, int]:
-    """Instructions for each value, made from the operands and from what is kept already."""
+    """Instructions to compute each value from the operands and from the values that are already kept."""
     found: dict[str, int] = {}
     for name, s in by_name.items():
         below = sum(found.get(a, 0) for a in s.args if isinstance(a, str))

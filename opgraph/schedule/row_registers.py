@@ -1,4 +1,4 @@
-"""What the passes of a CUDA kernel over rows read, what waits in registers between them, and what that costs."""
+"""The reads of each pass of a CUDA row kernel, the values held in registers between passes, and their cost."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from opgraph.schedule.reduction_passes import Pass, kept_values, passes_of
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What each element costs a thread that reads its row once.
+    """The cost of each element for a thread that reads its row once.
 
     Attributes:
         loaded: bytes that the first pass loads before it computes.
-        waiting: bytes that wait in registers between two passes, at most.
+        waiting: most bytes held in registers between two passes.
         added: bytes in registers for sums over rows.
-        instructions: roughly, in all passes.
-        is_wide: whether it is computed in f64.
+        instructions: approximate instructions in all passes.
+        is_wide: true if it is computed in f64.
     """
 
     loaded: int
@@ -33,22 +33,22 @@ class Held:
 
 
 def held_by(loop: Loop, variant: Variant, small: frozenset[str]) -> Held:
-    """What an element of a row costs.
+    """The cost of an element of a row.
 
     Args:
-        small: loads that do not wait in registers.
+        small: loads that are not held in registers.
     """
     return RowReads(Levels(loop, variant)).footprint(small)
 
 
 @final
 class RowReads:
-    """What each pass over a row reads and keeps.
+    """The values that each pass over a row reads and keeps.
 
     Attributes:
-        values: of the loop.
-        held, again: the passes where a row waits in registers, and where it is read again.
-        kept: the values that wait.
+        values: the levels of the loop's values.
+        held, again: the passes if a row is held in registers, and if it is read again.
+        kept: the values that are held.
     """
 
     def __init__(self, levels: Levels) -> None:
@@ -59,13 +59,13 @@ class RowReads:
         self.kept = kept_values(self.held)
 
     def of(self, one: Pass) -> list[Load]:
-        """The loads that a pass reads element by element, those without memory aside."""
+        """The loads that a pass reads element by element, without those that have no memory."""
         used = one.reads(self.values.loop)
         return [x for x in self.values.element_loads() if x.name in used and not x.is_position]
 
     @cached_property
     def first(self) -> dict[str, int]:
-        """The pass of a held row that a load is first needed in."""
+        """The pass of a held row that first needs each load."""
         found: dict[str, int] = {}
         for number, one in enumerate(self.held):
             for load in self.of(one):
@@ -73,12 +73,12 @@ class RowReads:
         return found
 
     def fetched_in(self, name: str) -> int:
-        """The pass of a held row that an operand as large as the space is loaded in: one before it is needed, so that
-        it is under way while threads meet."""
+        """The pass of a held row that loads an operand as large as the space: one before the first use, so that the
+        load is in flight while threads synchronize."""
         return max(self.first[name] - 1, 0)
 
     def footprint(self, small: frozenset[str]) -> Held:
-        """What an element of a row costs, if the loads `small` do not wait in registers."""
+        """The cost of an element of a row, if the loads `small` are not held in registers."""
         values = self.values
         size = {x.name: dtypes.BY_NAME[x.dtype].itemsize for x in values.element_loads()}
         size |= {name: 0 for name in size if name in small or values.kinds[name] == RUN}
@@ -97,5 +97,5 @@ class RowReads:
 
 
 def _width(dtype: str) -> int:
-    """Bytes of a value in the type that it is computed in, in a register."""
+    """Bytes of a value in a register, in the type in which it is computed."""
     return 8 if dtypes.BY_NAME[dtype].compute in ("double", "og::i64") else 4

@@ -1,9 +1,9 @@
-"""Few long columns: rows that lie side by side, too few of them for threads to share, are cut along their length.
+"""Few long columns: if rows that lie side by side are too few for all threads, they are cut along their length.
 
-The sum of a [4M,8] down its columns has 8 rows of 4M elements. Rows are whole in a box, so one thread would do all of
-it. As a loop with sums it is cut along the columns too: what boxes leave is added up in a fixed order. That is the
-faster way, for loops in which nothing waits for a sum. Of what else is reduced once (extremes, products, sums beside
-another reduction) boxes are pieces of columns, and what these make is joined in their order
+The sum of a [4M,8] down its columns has 8 rows of 4M elements. A box has whole rows, so one thread would do all the
+work. As a loop with sums it is also cut along the columns, and the partial sums of boxes are added up in a fixed order.
+This is faster for loops in which nothing depends on a sum. For other values that are reduced once (extremes, products,
+sums next to another reduction), boxes are pieces of columns, and the results of the pieces are joined in their order
 (`kernels/cpu/split_outer_reduction.h`).
 """
 
@@ -18,14 +18,15 @@ from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved
 from opgraph.schedule.interleaved_rows import LANES, interleaved, joins
 from opgraph.schedule.reduction_passes import pass_counts
 
-#: Strips of LANES columns of so many elements are not walked one after the other: their lines lie far apart in memory.
+#: Columns of at least so many elements are not walked in strips of LANES, one strip after the other: their cache lines
+#: lie far apart in memory.
 LONG = 256
 #: Neighbours in a box (kernels/cpu/split_outer_reduction.h).
 MOST_LANES = 4 * LANES
 
 
 def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
-    """The same as a loop with sums; None where one row after the other, or rows side by side, are the better way."""
+    """The same as a loop with sums; None if one row after the other, or rows side by side, is faster."""
     if not layout.row_rank or layout.size <= ONE_BOX or not _only_adds(loop):
         return None
     outer = len(layout.dims) - layout.row_rank
@@ -48,7 +49,7 @@ def column_sums(loop: Loop, layout: Layout) -> tuple[Loop, Layout] | None:
 
 
 def _only_adds(loop: Loop) -> bool:
-    """Whether each reduction is a sum or a mean of what comes in, stored as it is, and nothing waits for one."""
+    """True if each reduction is a sum or a mean of a value, stored unchanged, and nothing depends on one."""
     depth = loop.depths()
     reduced = {s.result: s for s in loop.statements if s.reduces}
     if any(depth[s.result] != s.reduces for s in loop.statements if depth[s.result]):
@@ -64,7 +65,7 @@ def _only_adds(loop: Loop) -> bool:
 
 
 def _in_order(loop: Loop, layout: Layout) -> Layout:
-    """The layout with its axes in the order of memory, and sums where rows were reduced."""
+    """The layout with its axes in memory order, and with sums in place of reductions of rows."""
     rank, loads = len(layout.dims), len(loop.loads)
     order = memory_order(range(rank), layout.strides[:loads])
     strides = [tuple(own[axis] for axis in order) for own in layout.strides]
@@ -82,7 +83,7 @@ def _in_order(loop: Loop, layout: Layout) -> Layout:
 
 
 def boxes_of_columns(loop: Loop, layout: Layout) -> Boxes:
-    """The cut of a layout whose rows lie side by side: whole rows where there are enough of them, else pieces."""
+    """The cut of a layout whose rows lie side by side: whole rows if there are enough boxes of them, else pieces."""
     whole = boxes_interleaved(layout, LANES)
     length = prod(layout.dims[-1 - layout.row_rank : -1])
     apart = layout.dims[-1] > LANES and length >= LONG

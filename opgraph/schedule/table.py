@@ -1,7 +1,7 @@
-"""THE table of schedules: how a kernel may iterate over a loop, one row each, and `choose_schedule`, which decides.
+"""THE table of schedules: one row for each way to iterate over a loop, and `choose_schedule`, which decides.
 
-Sizes are known when a kernel is called, not when a graph is compiled (specs/loops.md), so a schedule is chosen for each
-layout that a call brings; what is compiled ahead is chosen for a guess of it, by the same function.
+Sizes are known when a kernel is called, not when a graph is compiled (specs/loops.md). So a schedule is chosen for each
+layout of a call. For compilation ahead of time, the same function chooses one for a guessed layout.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Row:
     """One schedule of one target.
 
     Attributes:
-        name: what `Schedule.name` says.
-        when: when it applies, in words.
-        choose: gives the schedule of a loop, a layout and a target, or that of a row beside it that shares the
-            function; None where neither applies. The first function that gives one decides.
-        takes, leaves: graphs of one loop: this row applies to one, another row to the other.
+        name: the value of `Schedule.name`.
+        when: the condition, in words.
+        choose: returns the schedule for a loop, a layout and a target, or that of an adjacent row that shares the
+            function; None if neither applies. The first function that returns one decides.
+        takes, leaves: graphs of one loop: this row applies to the first, another row to the second.
         why: the page of specs/decisions/ that gives the reasons and the measurements.
-        by_length: whether rows must have some lengths, so that a guess of sizes is no reason for it.
+        by_length: true if it requires certain row lengths, so that it is not chosen for a guess of sizes.
     """
 
     name: str
@@ -58,7 +58,7 @@ _ROW_SUMS = (
 
 
 def _chain(op: str, length: int) -> str:
-    """One op after the other."""
+    """A chain of `length` ops."""
     lines = [
         f"  {'y' if i == length else f't{i}'} = {op}({f't{i - 1}' if i > 1 else 'x'})" for i in range(1, length + 1)
     ]
@@ -270,11 +270,11 @@ def choose_schedule(loop: Loop, layout: Layout, target: Cuda, *, of_any_length: 
 
 
 def choose_schedule(loop: Loop, layout: Layout, target: Cpu | Cuda, *, of_any_length: bool = False) -> Schedule:
-    """How a loop runs on a target over a layout: the only place that decides.
+    """Chooses how a loop runs on a target over a layout. No other function decides this.
 
     Args:
-        layout: of at least one element where there are sums without rows, and of at least one row (CUDA).
-        of_any_length: whether the lengths of rows are guesses: rows go one after the other then.
+        layout: has at least one element if there are sums without rows, and at least one row (CUDA).
+        of_any_length: true if the lengths of rows are guesses: rows then run one after the other.
     """
     for choose in _choosers("cpu" if isinstance(target, Cpu) else "cuda", of_any_length):
         found = choose(loop, layout, target)
@@ -288,7 +288,7 @@ def choose_schedule(loop: Loop, layout: Layout, target: Cpu | Cuda, *, of_any_le
 
 
 def rewritten_loops(schedule: Schedule, loop: Loop) -> str:
-    """The text of the loops that a schedule runs in place of the loop that it was chosen for; "" where it runs that."""
+    """The text of the loops that a schedule runs in place of the loop it was chosen for; "" if it runs that loop."""
     loops = schedule.loops()
     if loops == [loop]:
         return ""
@@ -297,7 +297,7 @@ def rewritten_loops(schedule: Schedule, loop: Loop) -> str:
 
 
 def reason(schedule: Schedule) -> str:
-    """Why a schedule was chosen: when its row of the table applies, and the page that says why."""
+    """The reason for a schedule: the condition of its row in the table, and the page with the reasons."""
     rows = TABLE["cpu" if isinstance(schedule, CpuSchedule) else "cuda"]
     row = next(row for row in rows if row.name == schedule.name)
     return f"  when: {row.when}\n  why:  specs/decisions/{row.why}"
