@@ -1,4 +1,4 @@
-"""The arithmetic of a loop in C++: what a statement, a value and a number are called."""
+"""The arithmetic of a loop in C++: expressions for statements, values and numbers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from opgraph.transforms.selections import Role, role_of
 if TYPE_CHECKING:
     from opgraph.codegen.shifts import Shifted
 
-#: Function -> the kind of its derivative. A kernel that has both of one argument computes what they share once: the
-#: function begins as the derivative does (kernels/math/derivatives.h).
+#: Function -> the kind of its derivative. A kernel with both for one argument computes their common part once: the
+#: function starts with the same operations as the derivative (kernels/math/derivatives.h).
 _SLOPES = {"sigmoid": "SigmoidBackward", "swish": "SwishBackward", "tanh": "TanhBackward"}
 _PLAIN = {"use_dst": False, "alpha": 1.0}
 
 
 class Arithmetic(Levels, ABC):
-    """The statements of one loop as expressions; how they name what they are given is left open.
+    """The statements of one loop as expressions. Subclasses define how arguments are written.
 
     Attributes:
-        depth: how many reductions each value waits for, one after the other.
-        by_lanes: whether `apply` is a template over float and og::floats.
-        interleaved: whether a value of a row is an array of one for each lane.
-        told_ends: whether functions that ask for it are told `ends` (kernels/math/lanes.h).
-        shifted: results of exponentials that share their base, which is done where `told_ends`.
-        exact: quotients that are 1 where an element is divided by itself.
-        divisors: values of rows that have an inverse, by which elements are multiplied instead of being divided.
-        sloped: (kind, argument) of the derivatives which their functions may begin as: see `_SLOPES`.
+        depth: length of the chain of reductions that each value depends on.
+        by_lanes: true if `apply` is a template over float and og::floats.
+        interleaved: true if a value of a row is an array with one element for each lane.
+        told_ends: true if functions that take it get the argument `ends` (kernels/math/lanes.h).
+        shifted: results of exponentials with a common base; they share its computation where `told_ends`.
+        exact: quotients that are exactly 1 if an element is divided by itself.
+        divisors: values of rows that have an inverse: elements are multiplied by it instead of divided.
+        sloped: (kind, argument) of the derivatives whose first operations their functions may share: see `_SLOPES`.
         peaks: exponentials of the distance to the largest element of the row -> that element.
     """
 
@@ -54,7 +54,7 @@ class Arithmetic(Levels, ABC):
         self.sloped = {(s.kind, s.args[0]) for s in slopes if dict(s.attrs).items() <= _PLAIN.items()}
 
     def identifier(self, name: str) -> str:
-        """What holds a value: a load's pointer x0 is read into v0."""
+        """The variable that holds a value: a load's pointer x0 is read into v0."""
         return f"v{name[1:]}" if name.startswith("x") else name
 
     def value(self, name: str) -> str:
@@ -68,17 +68,17 @@ class Arithmetic(Levels, ABC):
 
     @abstractmethod
     def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
-        """C++ for a number; `within` a template of lanes, where all of them have it."""
+        """C++ for a number; `within` a template of lanes it is the value of all lanes."""
 
     def apply_type(self, dtype: str) -> str:
-        """The C++ type that `apply` computes values of a dtype in."""
+        """The C++ type in which `apply` computes values of a dtype."""
         compute = compute_type(dtype)
         if not self.by_lanes:
             return compute
         return "og::mask<F>" if compute == "bool" else "F"
 
     def in_lanes(self, text: str, compute: str) -> str:
-        """A number of a type as what all lanes have."""
+        """A number of a type, broadcast to all lanes."""
         if not self.by_lanes or compute not in ("float", "bool"):
             return text
         return f"{'og::mask<F>' if compute == 'bool' else 'F'}({text})"
@@ -89,7 +89,7 @@ class Arithmetic(Levels, ABC):
         return f"og::round_{s.dtype}({text})" if s.rounds else text
 
     def call(self, s: Statement) -> CxxCall:
-        """What makes the value of a statement, before it is rounded."""
+        """The call that computes the value of a statement, before rounding."""
         record = s.record
         compute = compute_type(s.literal_dtype(self.dtypes))
         names = [self.argument(s, place) for place in range(len(s.args))]
@@ -116,18 +116,18 @@ class Arithmetic(Levels, ABC):
         return made
 
     def _beside_slope(self, function: str, argument: Arg) -> str:
-        """The form of a function that begins as its derivative does, where the loop has that; else itself."""
+        """The form of a function that starts like its derivative, if the loop has the derivative; else the function."""
         name = function.removeprefix("reduced::")
         own = name == function or f"{name}_beside_slope" in reduced_functions()
         return f"{function}_beside_slope" if own and (_SLOPES.get(name), argument) in self.sloped else function
 
     def row_divisors(self) -> list[str]:
-        """The values that reductions made of a row and that elements are divided by."""
+        """The results of row reductions by which elements are divided."""
         found = dict.fromkeys(self.row_divisor(s, self.call(s)) for s in self.varying())
         return [name for name in found if name]
 
     def row_divisor(self, s: Statement, made: CxxCall) -> str:
-        """The one that a statement of elements divides by, in f32; "" if it is no such division."""
+        """The one by which a statement of elements divides, in f32; "" if it is not such a division."""
         if made.function not in ("div", "fast::div") or s.rounds or self.levels[s.result] != ELEMENT:
             return ""
         divisor = s.args[-1]
@@ -141,7 +141,7 @@ class Arithmetic(Levels, ABC):
 
 
 def _cast(value: str, source: str, target: str, lanes: str) -> CxxCall:
-    """A TypeCast between compute types; rounding to f16 and bf16 is added where it counts; `lanes` stands for f32."""
+    """A TypeCast between compute types; `lanes` stands for f32. Rounding to f16 and bf16 is added where it matters."""
     if compute_type(source) == compute_type(target):
         return CxxCall("", (value,))
     if compute_type(source) == "double" and target in ("f16", "bf16"):
@@ -158,14 +158,14 @@ def storage_type(dtype: str) -> str:
 
 
 def compute_type(dtype: str) -> str:
-    """The C++ type that values of a dtype are computed in."""
+    """The C++ type in which values of a dtype are computed."""
     return dtypes.BY_NAME[dtype].compute
 
 
 def _exact_quotients(loop: Loop, levels: Mapping[str, int]) -> set[str]:
-    """Quotients of elements and the largest of their row, or what is made of it, where a function that jumps or ends
-    at 0 or 1 reads them, as Acos does: where two products stood for the division, an element divided by itself might
-    be off 1.
+    """Quotients of elements and the largest element of their row (or a value made from it), if they are read by a
+    function that jumps or ends at 0 or 1, such as Acos. With two products in place of the division, an element divided
+    by itself might not be exactly 1.
     """
     selected: set[str] = set()
     for s in loop.statements:
@@ -184,9 +184,9 @@ def _exact_quotients(loop: Loop, levels: Mapping[str, int]) -> set[str]:
 def _powers_of_positives(loop: Loop) -> frozenset[str]:
     """Results of the powers and logarithms whose first operand is positive or NaN: og::positive has a form for them.
 
-    A base is known to be positive where it is a choice by a comparison with zero or more, of the compared value and a
-    positive number: `where(x > 0, x, 1)`, which is how a function that is made of pieces keeps its powers apart. A
-    logarithm belongs to them only beside a power of the same base.
+    A base is known to be positive if it is a Select of the compared value and a positive number, and the condition is a
+    comparison with zero or a larger number: `where(x > 0, x, 1)`. Piecewise functions separate their powers in this
+    way. A logarithm is included only if there is also a power of the same base.
     """
     made = {s.result: s for s in loop.statements}
     powers = [s for s in loop.statements if s.record.powers]

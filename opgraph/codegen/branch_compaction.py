@@ -1,9 +1,9 @@
-"""Choices between two costly values on the CPU: each element goes to the side that it needs, instead of through both.
+"""Choices between two costly values on the CPU: each element runs through the side that it needs, not through both.
 
-Of `where(x > 0, f(x), g(x))` vector code computes f and g for every element. Packing the elements of a strip by the
-condition (kernels/cpu/branch_compaction.h) costs some instructions for each operand and result, and then each element
-meets one side only. That pays for any data, whichever side is taken how often, where either side by itself costs more
-than packing: so only then is it done.
+For `where(x > 0, f(x), g(x))`, vector code computes f and g for every element. Packing the elements of a strip by the
+condition (kernels/cpu/branch_compaction.h) costs some instructions for each operand and result; then each element
+runs through one side only. If either side alone costs more than packing, this pays for any data, however often each
+side is taken. It is done only in this case.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from opgraph.schedule.cpu_body import Branches
 
 
 def emit_branches(emitter: Emitter, branches: Branches) -> None:
-    """Adds what kernels/cpu/branch_compaction.h asks for, instead of what does one element or 16.
+    """Adds the members that kernels/cpu/branch_compaction.h requires, in place of those for one element or 16.
 
-    Operands and results are arrays by place. `fetch` reads operands, `condition` and `branch` compute, `finish` writes
-    results and what elements add to the cells of their columns: for 16 floats, or for a strip where there are no lanes.
+    Operands and results are arrays by index. `fetch` reads operands, `condition` and `branch` compute, `finish` writes
+    results and the addends for the cells of columns: for 16 floats, or for a strip if there are no lanes.
     """
     put = emitter.put
     loads, stores = emitter.element_loads(), emitter.loop.stores
@@ -68,7 +68,7 @@ def emit_branches(emitter: Emitter, branches: Branches) -> None:
 
 
 def _emit_body(emitter: Emitter, statements: Sequence[Statement], results: Sequence[Arg] = ()) -> None:
-    """The operands and statements of one side."""
+    """Adds the operands and statements of one side."""
     used = {a for s in statements for a in s.args if isinstance(a, str)} | {r for r in results if isinstance(r, str)}
     for k, x in enumerate(emitter.element_loads()):
         if x.name in used:

@@ -41,7 +41,7 @@ def emit_cuda_rows(loop: Loop, variant: Variant, approximate: frozenset[str]) ->
 
 
 def _emit_packs(emitter: Emitter, reads: RowReads) -> None:
-    """V elements as they were loaded, and what passes keep of them for each other."""
+    """Adds the struct of V loaded elements and the values that passes keep for each other."""
     emitter.put("  template <int V> struct Packs {")
     for load in emitter.element_loads():
         if not load.is_position:
@@ -53,8 +53,8 @@ def _emit_packs(emitter: Emitter, reads: RowReads) -> None:
 
 
 def _emit_fetch(emitter: Emitter, reads: RowReads) -> None:
-    """The loads of a pass. Of a held row each happens once, those aside that are the same for many rows, and named
-    by a bit of `small`: a cache has these."""
+    """Adds the loads of a pass. For a held row each load happens once. The exceptions are loads that are the same for
+    many rows, marked by a bit of `small`: they are in a cache."""
     lines: list[tuple[str, str]] = []
     for number, (one, again) in enumerate(zip(reads.held, reads.again, strict=True)):
         in_held, in_again = ({x.name for x in reads.of(p)} for p in (one, again))
@@ -73,7 +73,7 @@ def _emit_fetch(emitter: Emitter, reads: RowReads) -> None:
     head = "  template <int pass, og::Reading how, unsigned long long small"
     any_of = " || ".join(f"({condition})" for condition, _ in lines)
     emitter.put(f"{head}> static constexpr bool fetches() {{ return {any_of or 'pass < 0'}; }}")
-    # loose: bits of the operands whose packs lie anywhere.
+    # loose: bits of the operands whose packs are not aligned.
     emitter.put(f"{head}, unsigned long long loose, int V> OG_FN void fetch(Packs<V>& in, og::i64 i) const {{")
     for condition, text in lines:
         emitter.put(f"    if constexpr ({condition}) {text}")
@@ -90,7 +90,7 @@ def _fetched(emitter: Emitter, load: Load) -> str:
 
 
 def _emit_compute(emitter: Emitter, reads: RowReads) -> None:
-    """V elements of a pass: what they add to reduction k, and after these to each sum, goes to s[k]."""
+    """Adds V elements of a pass: their addends for reduction k go to s[k], followed by those for each sum."""
     put = emitter.put
     put("  template <int pass, bool held, int V>")
     put("  OG_FN void compute(Packs<V>& in, og::i64 i, bool inside, Addend (*s)[V]) const {")

@@ -15,7 +15,7 @@ from opgraph.schedule.schedule import CudaRows, CudaSums, LoopFission, Schedule
 
 
 def launches(schedule: Schedule) -> list[SumLaunch]:
-    """The launches of a schedule with sums or rows, of at least one row, in order."""
+    """The launches of a schedule with sums or rows (at least one row), in order."""
     if isinstance(schedule, LoopFission):
         return _fission_launches(schedule)
     if isinstance(schedule, CudaSums):
@@ -25,7 +25,7 @@ def launches(schedule: Schedule) -> list[SumLaunch]:
 
 
 def row_launches(schedule: CudaRows) -> list[SumLaunch]:
-    """The launch of a schedule of rows; one for each stage where blocks share rows."""
+    """The launch of a schedule of rows; one for each stage if blocks share rows."""
     loop, layout, cut = schedule.loop, schedule.layout, schedule.tiles
     sums = layout.sums
     assert not sums or adds_up(layout, cut), "sums that the kernel of rows does not add up"
@@ -38,7 +38,7 @@ def row_launches(schedule: CudaRows) -> list[SumLaunch]:
     for place in sums if chunks > 1 else ():
         parts.append(work)
         each = length if layout.variant.operands[place] == KEPT else 1
-        work += -(-each * chunks // cut.vector) * cut.vector  # packs are left in one access
+        work += -(-each * chunks // cut.vector) * cut.vector  # one access writes a pack
     parts = parts or [-1] * len(sums)
     names = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
     tiling = Tiling((*range(outer),), 0, (0, 0), 1, rows, length, chunk, length, tuple(parts), work)
@@ -71,15 +71,15 @@ def row_launches(schedule: CudaRows) -> list[SumLaunch]:
 
 
 def _entries(schedule: CudaRows, names: list[str]) -> list[str]:
-    """The entry points: one, or that of each stage."""
+    """The entry points: a single one, or one for each stage."""
     layout, cut = schedule.layout, schedule.tiles
     sums, operands = len(layout.sums), len(layout.strides)
     chosen = [str(n) for n in (cut.vector, cut.packs, cut.threads)]
     chosen += ["true" if flag else "false" for flag in (cut.held, cut.whole)] if cut.pieces == 1 else []
     index = "og::u32" if cut.narrow else "og::i64"
     chosen += [f"{cut.small}ull", index, str(layout.row_rank), str(cut.neighbours), str(cut.lead), f"{cut.loose}ull"]
-    # Where a block takes many rows or packs one after the other, a compiler that saves registers for a second block
-    # spills (sm_80), or asks for some operands late.
+    # If a block takes many rows or packs one after the other, a compiler that saves registers for a second block
+    # spills (sm_80), or loads some operands late.
     bounds = f"{cut.block}, 1" if sums or not cut.held else f"{cut.block}"
     text = []
     for stage in range(schedule.stages):
@@ -101,7 +101,7 @@ def _fission_launches(schedule: LoopFission) -> list[SumLaunch]:
     loads, count = len(schedule.loop.loads), schedule.count
     making = launches(schedule.values) if schedule.values is not None else []
     adding = [(launch, part.stores) for part in schedule.sums for launch in launches(part.schedule)]
-    # The row values lie behind what these leave, each from a multiple of 256 bytes on.
+    # The row values follow the partial sums in the workspace, each at a multiple of 256 bytes.
     room = max((item.bytes for item in (*(launch for launch, _ in adding), *making)), default=0)
     rows = prod(schedule.layout.dims[: len(schedule.layout.dims) - schedule.layout.row_rank])
     starts = [-(-room // 256) * 256 + k * -(-rows * 8 // 256) * 256 for k in range(count)]
@@ -119,6 +119,6 @@ def _fission_launches(schedule: LoopFission) -> list[SumLaunch]:
 
 
 def _of_whole(launch: SumLaunch, stores: tuple[int, ...], loads: int, count: int = 0) -> SumLaunch:
-    """A launch of one part, with the stores of the whole loop; `count` row values lie in the workspace."""
+    """The launch of one part, with stores of the whole loop; `count` row values are in the workspace."""
     own, sums = (tuple(stores[i] for i in places) for places in (launch.stores, launch.sums))
     return replace(launch, stores=own, sums=sums, places=(*range(loads), *[None] * count, *(loads + i for i in own)))

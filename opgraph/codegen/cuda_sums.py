@@ -1,4 +1,4 @@
-"""CUDA kernels of loops with sums: their source, and the arguments that say how the space is cut."""
+"""CUDA kernels of loops with sums: their source, and the arguments with the cut of the space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.schedule.cuda_tiles import BLOCK_SIZE, Tiling
 from opgraph.schedule.levels import Levels
 from opgraph.schedule.schedule import CudaSums, Schedule
 
-_COLUMNS = 32  # that a block of the second stage takes where each column has its sum
+_COLUMNS = 32  # columns of a block of the second stage, if each column has its sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +22,17 @@ class SumLaunch:
     """One pass over the data: one kernel or two.
 
     Attributes:
-        source: of the first stage.
-        totals: of the second one, None where the first does it all.
-        stores: which stores of the whole loop it makes, and which of these are sums.
-        blocks: of both stages.
+        source: source of the first stage.
+        totals: source of the second stage; None if there is only one.
+        stores, sums: the stores of the whole loop that it computes, and those of them that are sums.
+        blocks: thread blocks of both stages.
         words: arguments passed by value (64-bit words) of both stages.
-        work: elements of the workspace, of `addend`.
-        addend: dtype of what is added up.
-        threads: of a block of the first stage.
-        places: of each operand among the loads and stores of the whole loop; None: in the workspace.
-        inside: (place among the operands, bytes from the start of the workspace) of these.
-        room: bytes of the workspace, where `inside` needs more than `work`.
+        work: elements of the workspace, of dtype `addend`.
+        addend: dtype of the addends.
+        threads: threads of a block of the first stage.
+        places: index of each operand among the loads and stores of the whole loop; None: it is in the workspace.
+        inside: (index among the operands, bytes from the start of the workspace) of the operands in the workspace.
+        room: bytes of the workspace, if `inside` needs more than `work`.
     """
 
     source: KernelSource
@@ -50,7 +50,7 @@ class SumLaunch:
 
     @property
     def bytes(self) -> int:
-        """Of the workspace."""
+        """Bytes of the workspace."""
         return max(self.work * dtypes.BY_NAME[self.addend].itemsize, self.room)
 
 
@@ -89,12 +89,12 @@ def sum_launch(schedule: CudaSums) -> SumLaunch:
 
 
 def addend_of(schedule: Schedule) -> str:
-    """The dtype of what the kernel of a schedule adds up."""
+    """The dtype of the addends in the kernel of a schedule."""
     return "f64" if Levels(schedule.loop, schedule.layout.variant).addend() == "double" else "f32"
 
 
 def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
-    """The second stage: a text of its own, which partitions with such sums share; both stages compile at once."""
+    """The second stage: a separate text, shared by partitions with such sums. Both stages compile at the same time."""
     adding = Emitter(schedule.loop, schedule.layout.variant)
     adding.put("struct Fused {")
     adding.emit_sums()
@@ -112,7 +112,7 @@ def totals_source(schedule: Schedule, tiling: Tiling) -> KernelSource:
 
 
 def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:
-    """og::Tiles."""
+    """The words of og::Tiles."""
     last = len(layout.dims) - 1
     order = (*tiling.order, last)
     words = [tiling.groups, tiling.rows, tiling.columns, tiling.row_chunk, tiling.column_chunk]
@@ -121,7 +121,7 @@ def _tiles(layout: Layout, tiling: Tiling) -> tuple[int, ...]:
 
 
 def totals_words(layout: Layout, tiling: Tiling) -> tuple[int, tuple[int, ...]]:
-    """Blocks of the second stage, and og::AllLeft."""
+    """Blocks of the second stage, and the words of og::AllLeft."""
     blocks = 0
     words: list[int] = []
     for place, part in zip(layout.sums, tiling.parts, strict=True):

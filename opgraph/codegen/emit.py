@@ -1,8 +1,8 @@
-"""Emitting a loop as C++: the functor that changes from kernel to kernel; skeletons and arithmetic are in `kernels/`.
+"""Emits a loop as C++: the functor, which differs between kernels. Skeletons and arithmetic are in `kernels/`.
 
-The text is a pure value: it depends on the loop and the variant alone, so one loop is one text in every process. No
-name of a model reaches it: operands are x0, x1, ..., values t0, t1, ..., results y0, y1, ..., and each statement ends
-with the kind and position of the op that it came from.
+The text depends only on the loop and the variant, so one loop has the same text in every process. It contains no name
+of a model: operands are x0, x1, ..., values t0, t1, ..., results y0, y1, ..., and each statement ends with the kind and
+position of the op that it came from.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def emit_functor(
     """The functor of one kernel variant: its operands, its arithmetic, and how an element is loaded and stored.
 
     Args:
-        packs: with `fetch` and `finish`, which move packs (CUDA); else with `lanes`, for 16 floats at a time, where all
-            arithmetic is in f32, and `element`, which the CPU's compiler vectorises.
+        packs: with `fetch` and `finish`, which move packs (CUDA); else with `lanes`, for 16 floats at a time, if all
+            arithmetic is in f32, and with `element`, which the CPU's compiler vectorises.
         rolled: with `group`, for a few elements of a pack at a time.
         approximate: results of the statements that are computed by og::fast, on the CPU by og::reduced.
     """
@@ -72,7 +72,7 @@ def emit_functor(
 def _emit_strided_bytes(emitter: Emitter) -> None:
     """Adds `strided_bytes`: the element size of operand k where cpu/pointwise.h copies its elements at once, else 0."""
     if emitter.sums:
-        return  # their skeleton walks boxes
+        return  # the skeleton of sums walks boxes
     strided = [x for x in emitter.element_loads() if emitter.kinds[x.name] == STRIDED and not x.is_position]
     if strided:
         places = [f"k == {emitter.positions[x.name]} ? {dtypes.BY_NAME[x.dtype].itemsize} : " for x in strided]

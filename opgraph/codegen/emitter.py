@@ -1,4 +1,4 @@
-"""What the functors of all kernels have in common: their operands, their statements, and how memory is read."""
+"""The common parts of all functors: their operands, their statements, and how memory is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Functor:
     Attributes:
         code: `struct Fused {...};`
         tags: line number within `code`, from 1 -> tag of the op that the line came from.
-        form: how it goes over elements.
+        form: how it iterates over elements.
     """
 
     code: str
@@ -32,14 +32,14 @@ class Functor:
 
 @final
 class Emitter(Arithmetic):
-    """Collects lines of one functor, and has those that functors of several ways have in common.
+    """Collects the lines of one functor, and writes the lines common to several kinds of functors.
 
     Attributes:
-        positions: places of the loads.
+        positions: indices of the loads.
         virtual: loads without memory: their offset is their value.
-        per_row: the stores of one value for each row, with their places.
+        per_row: the stores of one value for each row, with their indices.
         by_strips: see `opgraph.codegen.strip_mining`.
-        calls: result of a statement -> the call of a function that makes it.
+        calls: result of a statement -> the call of the function that computes it.
     """
 
     def __init__(self, loop: Loop, variant: Variant, approximate: frozenset[str] = frozenset(), tier: str = "") -> None:
@@ -53,12 +53,12 @@ class Emitter(Arithmetic):
         self._tags: dict[int, int] = {}
 
     def functor(self, form: Form = Form.LOOP) -> Functor:
-        """What was put, and the end of it."""
+        """Ends the struct and returns the collected lines."""
         self.put("};")
         return Functor("\n".join(self._lines), self._tags, form)
 
     def put(self, line: str, tag: int | None = None) -> None:
-        """Adds a line, of the op with that tag."""
+        """Adds a line that belongs to the op with that tag."""
         self._lines.append(line)
         if tag is not None:
             self._tags[len(self._lines)] = tag
@@ -66,7 +66,7 @@ class Emitter(Arithmetic):
     # -- operands -----------------------------------------------------------------------------------------------
 
     def members(self) -> None:
-        """Operands, and the values that leave the innermost loop."""
+        """Adds the operands, and the values that are hoisted out of the innermost loop."""
         self.put(f"  static constexpr int operands = {len(self.loop.loads) + len(self.loop.stores)};")
         if self.sums or self.loop.row_axes:
             self.emit_sums()
@@ -83,23 +83,25 @@ class Emitter(Arithmetic):
                 self.put(f"  alignas(64) {declared}[og::side];" if self.each_lane(level) else f"  {declared};")
 
     def emit_sums(self) -> None:
-        """How many sums there are, of what, and which of them add up the innermost axis."""
+        """Adds the number of sums, the type of their addends, and which of them add up the innermost axis."""
         self.put(f"  static constexpr int sums = {len(self.sums)};")
         self.put(f"  using Addend = {self.addend()};")
         added = " || ".join(f"k == {k}" for k, i in enumerate(self.sums) if self.store_kinds[i] == ADDED)
         self.put(f"  static constexpr bool adds_row(int k) {{ return {added or 'k < 0'}; }}")
 
     def has_step(self, position: int) -> bool:
-        """Whether an operand moves by a step known at run time."""
+        """True if an operand moves by a step known at run time."""
         return self.variant.operands[position] in ((STRIDED, ROW, GROUP) if self.interleaved else (STRIDED,))
 
     def is_named(self, position: int) -> bool:
-        """Whether an operand has a pointer by its name; in strips only what is read before the row is walked."""
+        """True if an operand has a pointer with its name. In strips, only operands that are read before the row is
+        walked have one."""
         loads = self.loop.loads
         return not self.by_strips or (position < len(loads) and self.levels[loads[position].name] != ELEMENT)
 
     def bind(self, more: Iterable[str] = ()) -> None:
-        """Pointers at the start of a row: base pointer plus an offset in elements. `more` lines belong to it."""
+        """Adds `move`, which sets pointers to the start of a row (base pointer plus an offset in elements) and runs the
+        lines `more`; and `steps`."""
         self.put("  OG_FN void move(void* const* base, const og::i64* offset) {")
         for position, name, dtype, const in self.pointers():
             base = f"({const}{storage_type(dtype)}*)base[{position}] + " if name not in self.virtual else ""
@@ -115,7 +117,7 @@ class Emitter(Arithmetic):
         self.put("  }")
 
     def pointers(self) -> list[tuple[int, str, str, str]]:
-        """Place, name, dtype and qualifier of each operand that moves."""
+        """Index, name, dtype and qualifier of each operand that moves."""
         loads = [(self.positions[x.name], x.name, x.dtype, "const ") for x, _ in self.loads]
         n = len(self.loop.loads)
         return loads + [(n + i, f"y{i}", s.dtype, "") for i, s in (*self.elementwise(), *self.per_row)]
@@ -136,13 +138,13 @@ class Emitter(Arithmetic):
         return self.in_lanes(text, compute) if within else text
 
     def in_apply(self, name: str) -> str:
-        """The C++ for a value within `apply`: what is known before the row is one number for all lanes."""
+        """The C++ for a value within `apply`: a value known before the row is one number for all lanes."""
         if self.by_lanes and self.levels[name] < ELEMENT:
             return f"{self.apply_type(self.dtypes[name])}({self.value(name)})"
         return self.value(name)
 
     def hoisted(self, method: str, level: int, more: Iterable[str] = ()) -> None:
-        """A method that computes the values of one level. `more` lines belong to it."""
+        """Adds a method that computes the values of one level, and ends with the lines `more`."""
         each = self.each_lane(level)
         self.put(f"  OG_FN void {method}({'og::i64 n' if each else ''}) {{")
         for load, kind in self.loads:
@@ -150,23 +152,23 @@ class Emitter(Arithmetic):
                 read = self.read(load, lane_of(kind), kind=STRIDED if each else UNIFORM)
                 self.put(f"    {each}{self.value(load.name)} = {read};")
         for s in self.loop.statements:
-            if self.levels[s.result] == level and self.depth[s.result] == 0:  # others wait for a reduction
+            if self.levels[s.result] == level and self.depth[s.result] == 0:  # others depend on a reduction
                 self.assign(s, self.expression(s))
         for line in more:
             self.put(line)
         self.put("  }")
 
     def assign(self, s: Statement, text: str, indent: str = "    ") -> None:
-        """The line that sets a value that is none of an element's."""
+        """Adds the line that sets a value of a row or a call."""
         own = f"{self.each_lane(self.levels[s.result])}{self.value(s.result)} = {text};"
         self.put(f"{indent}{own}  // {s.kind} #{s.tag}", s.tag)
 
     def each_lane(self, level: int) -> str:
-        """What goes before a statement about values of a level: rows side by side have one each."""
+        """The loop in front of a statement of one level: rows side by side have one value each."""
         return "OG_VECTORIZE for (og::i64 i = 0; i < n; ++i) " if self.interleaved and level == PER_ROW else ""
 
     def apply(self) -> None:
-        """One element: what the CPU and the GPU have in common."""
+        """Adds the arithmetic of one element, common to the CPU and the GPU."""
         params = [f"const {self.apply_type(x.dtype)} {self.value(x.name)}" for x in self.element_loads()]
         params += [f"{self.apply_type(s.dtype)}& r{i}" for i, s in enumerate(self.loop.stores)]
         template = "template <class F> " if self.by_lanes else ""
@@ -177,7 +179,7 @@ class Emitter(Arithmetic):
         self.put("  }")
 
     def statements(self, statements: Iterable[Statement]) -> None:
-        """The lines of those that are computed for each element."""
+        """Adds the lines of the statements that are computed for each element."""
         for s in statements:
             if self.levels[s.result] == ELEMENT:
                 text = self.calls.get(s.result) or self.expression(s)
@@ -193,7 +195,7 @@ class Emitter(Arithmetic):
         return f"og::load({load.name}[{index}])"
 
     def element(self) -> None:
-        """Element i of the row; what it adds to sum k goes to s[k * og::strip]."""
+        """Adds `element`, which computes element i of the row; its addend for sum k goes to s[k * og::strip]."""
         self.put(f"  OG_FN void element(og::i64 i{self.addends()}) const {{")
         self.results([self.read(x) for x in self.element_loads()])
         for i, store in self.elementwise():
@@ -202,21 +204,21 @@ class Emitter(Arithmetic):
         self.put("  }")
 
     def emit_addends(self) -> None:
-        """What an element adds to each sum."""
+        """Adds the lines with an element's addend for each sum."""
         for k, i in enumerate(self.sums):
             self.put(f"    s[{k} * og::strip] = r{i};")
 
     def stored(self, i: int, store: Store, counter: str = "i", value: str = "") -> str:
-        """The line that writes a result, r<i> if not told, to an element of the row."""
+        """The line that writes a value (r<i> by default) to an element of the row."""
         place = index_text(counter, f"y{i}", self.store_kinds[i])
         return f"y{i}[{place}] = og::store<{storage_type(store.dtype)}>({value or f'r{i}'});"
 
     def addends(self) -> str:
-        """The parameter of what adds something to sums."""
+        """The parameter of functions that add to sums."""
         return ", Addend* s" if self.sums else ""
 
     def results(self, args: list[str]) -> None:
-        """Variables for all results, and the call that fills them."""
+        """Adds variables for all results, and the call that sets them."""
         for i, store in enumerate(self.loop.stores):
             self.put(f"    {compute_type(store.dtype)} r{i};")
         template = "<float>" if self.by_lanes else ""
@@ -225,12 +227,12 @@ class Emitter(Arithmetic):
 
 
 def lane_of(kind: str) -> str:
-    """Where lane i has its value of a row, where rows lie side by side."""
+    """The index of lane i's row value, if rows lie side by side."""
     return "(i / group)" if kind == GROUP else "i"
 
 
 def index_text(counter: str, name: str, kind: str) -> str:
-    """C++ for the place of element `counter` of an operand."""
+    """C++ for the index of element `counter` of an operand."""
     if kind == UNIFORM:
         return "0"
     return f"{counter} * {name}_step" if kind == STRIDED else counter

@@ -38,7 +38,7 @@ from opgraph.schedule.schedule import (
     Schedule,
 )
 
-#: Of each schedule of the CPU: the file of `kernels/`, and the function there that walks the space.
+#: For each CPU schedule: the file of `kernels/`, and its function that walks the space.
 _HOST = {
     POINTWISE: ("cpu/pointwise.h", "launch<Fused>"),
     POINTWISE_TILED: ("cpu/tiled_sums.h", "launch_tiled<og::Plain<Fused>>"),
@@ -53,7 +53,7 @@ _HOST = {
     GROUPED: ("cpu/grouped_reduction.h", "launch_grouped<Fused>"),
     SPLIT_GROUPED: ("cpu/grouped_reduction.h", "launch_grouped<Fused>"),
 }
-#: Of each schedule of CUDA that computes elements: the same.
+#: The same for each CUDA schedule that computes elements.
 _CUDA = {
     POINTWISE: ("cuda/pointwise.cuh", "{space}<Fused, {vector}, {unroll}>"),
     POINTWISE_SCALAR: ("cuda/pointwise_scalar.cuh", "{space}_scalar<Fused>"),
@@ -67,11 +67,11 @@ class KernelSource:
 
     Attributes:
         entry: name of the entry point.
-        functor: what was emitted for this kernel alone.
-        code: all of it, ready for a compiler.
+        functor: the text emitted for this kernel alone.
+        code: the whole text, ready for a compiler.
         tags: line of `code`, from 1 -> tag of the op that the line came from.
-        skeleton: the file of `kernels/` that it is made with.
-        own: what stands behind that.
+        skeleton: the file of `kernels/` that it uses.
+        own: the text after the skeleton.
         form: see `Functor`.
         schedule: name of the schedule that it follows.
     """
@@ -89,7 +89,7 @@ class KernelSource:
 def source_of(schedule: Schedule, skeleton: str, entry_text: str, *, walk: str = "") -> KernelSource:
     """A whole text: a skeleton of `kernels/`, the functor, and an entry point whose name is written ENTRY.
 
-    `walk`: what makes the function of two branches, where there are two.
+    `walk`: the instantiation of the function with two branches, if there are two.
     """
     loop, variant = schedule.loop, schedule.layout.variant
     on_gpu = skeleton.endswith(".cuh")
@@ -107,7 +107,7 @@ def source_of(schedule: Schedule, skeleton: str, entry_text: str, *, walk: str =
 
 
 def text_of(functor: Functor, skeleton: str, entry_text: str) -> KernelSource:
-    """A functor with its skeleton and its entry points, named ENTRY or beginning so."""
+    """A functor with its skeleton and its entry points, whose names are or begin with ENTRY."""
     entry = f"og_{hashlib.sha256((functor.code + entry_text).encode()).hexdigest()[:12]}"
     own = f"{functor.code}\n\n{entry_text.replace('ENTRY', entry)}\n"
     log("source", f"{entry}, behind kernels/{skeleton}", own)
@@ -149,10 +149,10 @@ def cuda_source(schedule: CudaPointwise, *, by_value: Collection[int] = ()) -> K
     """The CUDA kernel of a schedule that computes elements.
 
     Args:
-        by_value: places of loads of one element that are no address but the number itself.
+        by_value: indices of one-element loads that are passed as the number, not as an address.
 
-    Entry: base pointers one by one; then, for a flat space, the step of each strided operand and the number of
-    elements, both i64; for rows og::Layout by value and the number of packs (i32 if `narrow`). `cuda_layout` packs it.
+    Entry: base pointers one by one. Then, for a flat space, the step of each strided operand and the number of
+    elements, both i64; for rows, og::Layout by value and the number of packs (i32 if `narrow`). `cuda_layout` packs it.
     """
     loop, layout = schedule.loop, schedule.layout
     operands = [*[f"x{i}" for i in range(len(loop.loads))], *[f"y{i}" for i in range(len(loop.stores))]]
@@ -180,7 +180,7 @@ def cuda_source(schedule: CudaPointwise, *, by_value: Collection[int] = ()) -> K
 
 
 def cuda_layout(schedule: CudaPointwise) -> tuple[int, ...]:
-    """og::Layout of kernels/cuda/pointwise.cuh for rows, as 64-bit words."""
+    """The og::Layout of kernels/cuda/pointwise.cuh for rows, as 64-bit words."""
     words, layout = [], schedule.layout
     for extent in (*layout.dims[:-1], layout.dims[-1] // schedule.vector):
         words += [extent, _magic(extent) if schedule.narrow else 0]

@@ -1,4 +1,4 @@
-"""16 floats at a time on the CPU: kernels whose arithmetic is all in f32 need no vectoriser where there is AVX-512."""
+"""16 floats at a time on the CPU: with AVX-512, kernels whose arithmetic is all in f32 do not need a vectoriser."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
 
 def emit_lanes(emitter: Emitter) -> None:
-    """Adds `lanes`, which does n of the 16 elements from i on: see kernels/math/lanes.h.
+    """Adds `lanes`, which computes n of the 16 elements from i on: see kernels/math/lanes.h.
 
-    What element i + j adds to sum k goes to s[k * og::strip + j], zeros for j >= n.
+    The addend of element i + j for sum k goes to s[k * og::strip + j]; it is zero for j >= n.
     """
     put = emitter.put
     put("#if OG_LANES")
@@ -37,7 +37,7 @@ def lanes_of(name: str, kind: str) -> str:
 
 
 def emit_results(emitter: Emitter) -> None:
-    """Adds `out`, which writes results, and what it is told by kernels/cpu/span.h."""
+    """Adds `out`, which writes results, and the members that kernels/cpu/span.h reads to set it up."""
     size = " + ".join(f"sizeof(*y{i})" for i, _ in emitter.elementwise()) or "0"
     emitter.put("  og::Results out;")
     emitter.put(f"  static constexpr int loads = {len(emitter.loop.loads)};")
@@ -45,17 +45,17 @@ def emit_results(emitter: Emitter) -> None:
 
 
 def emit_aligned(emitter: Emitter) -> None:
-    """Adds `apart_from_line`: how many elements there are from i on to where a whole vector of a result begins."""
+    """Adds `apart_from_line`: the number of elements from i to the next position where a vector of a result begins."""
     along = (i for i, _ in emitter.elementwise() if emitter.store_kinds[i] != STRIDED)
     apart = next((f"og::apart_from_line(y{i} + i)" for i in along), "0")
     emitter.put(f"  OG_FN og::i64 apart_from_line(og::i64 i) const {{ return {apart}; }}")
 
 
 def emit_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> None:
-    """Adds the lines that write n of 16 elements from i on, and what they add to some sums.
+    """Adds the lines that write n of 16 elements from i on, and their addends for some sums.
 
     Args:
-        results: what the result of a store is called, by its place.
+        results: a format: index of a store -> the name of its result.
     """
     for i, _ in emitter.elementwise():
         if emitter.store_kinds[i] == STRIDED:
@@ -70,8 +70,8 @@ def emit_stored_lanes(emitter: Emitter, results: str, sums: Iterable[int]) -> No
 def emit_halves(emitter: Emitter) -> None:
     """Adds the conversion of contiguous f16 operands, a strip of elements at a time: GCC 12 vectorises it in no loop.
 
-    `widen` makes f32 of the f16 operands, `staged` does element i of the row, j of the strip, on those and on the
-    other operands as they are, and `narrow` rounds f16 results.
+    `widen` converts the f16 operands to f32. `staged` computes element i of the row, j of the strip, from them and from
+    the other operands in their own types. `narrow` rounds f16 results.
     """
     loads = [x.name for x in emitter.element_loads() if x.dtype == "f16" and emitter.kinds[x.name] == CONTIGUOUS]
     stores = [f"y{i}" for i, s in emitter.elementwise() if s.dtype == "f16" and emitter.store_kinds[i] == CONTIGUOUS]

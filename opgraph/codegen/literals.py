@@ -1,4 +1,4 @@
-"""Numbers in C++ source, exactly: the one place where a value of a model becomes source text."""
+"""Exact numbers in C++ source: the only place where a value of a model becomes source text."""
 
 from __future__ import annotations
 

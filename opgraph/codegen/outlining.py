@@ -1,7 +1,7 @@
-"""Statements of a large kernel as calls of functions, which those that compute the same share.
+"""Statements of a large kernel as calls of functions. Statements that compute the same share a function.
 
-A compiler then meets each function once. The CPU's kernels call a function for a strip of elements
-(`opgraph.codegen.strip_mining`), CUDA's for one.
+So each function is compiled once. CPU kernels call a function for a strip of elements
+(`opgraph.codegen.strip_mining`), CUDA kernels for one element.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from opgraph.loops.loop import Statement
 from opgraph.partition.split import MAX_COST, STATEMENT_COST
 from opgraph.schedule.levels import ELEMENT
 
-#: How often cheap statements must occur together to be one function, which takes some 5 ms to compile.
+#: Fewest occurrences of a group of cheap statements that becomes one function. A function takes about 5 ms to compile.
 OFTEN = 8
 
 
 def is_cheap(s: Statement) -> bool:
-    """Whether a statement does less than leaving its result in a cache and taking it from there."""
+    """True if a statement costs less than a store of its result to a cache and a load from there."""
     return s.record.cost < STATEMENT_COST
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What statements that compute the same have in common.
+    """The common function of statements that compute the same.
 
     Attributes:
         text: the expression, over parameters a0, a1, ...
         result: the C++ type of its value.
-        types: those of the parameters.
-        dtypes: of the parameters; "" where one is a number for all elements.
+        types: the C++ types of the parameters.
+        dtypes: the dtypes of the parameters; "" for a number that is the same for all elements.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Function:
 
     @property
     def parameters(self) -> str:
-        """As they are declared."""
+        """The declaration of the parameters."""
         return ", ".join(f"const {kind} a{k}" for k, kind in enumerate(self.types))
 
 
@@ -54,10 +54,10 @@ class SharedCall:
     """A call of a function.
 
     Attributes:
-        function: which.
+        function: the function.
         given: for each parameter the name of a value, or C++ for a number.
-        dtype: of the result.
-        statement: that it computes; None: a number, for each element.
+        dtype: the dtype of the result.
+        statement: the statement that it computes; None: it broadcasts a number to all elements.
     """
 
     function: Function
@@ -79,8 +79,8 @@ class SharedCalls(Arithmetic):
         self._is_cheap = False
 
     def all(self) -> list[SharedCall]:
-        """Those of the whole loop: a cheap statement that one other reads is part of that one's function, if this
-        occurs often enough to be worth a function."""
+        """The calls of the whole loop. A cheap statement with a single reader is part of that reader's function, if the
+        combination occurs often enough to be worth a function."""
         statements = {s.result: s for s in self.varying()}
         readers = Counter(a for s in statements.values() for a in s.args if isinstance(a, str))
         readers.update({store.value: 2 for store in self.loop.stores})
@@ -99,13 +99,13 @@ class SharedCalls(Arithmetic):
         return [made.get(r) or self.of(s, {}) for r, s in statements.items() if r not in inner]
 
     def of(self, s: Statement, inner: Mapping[str, Statement]) -> SharedCall:
-        """The call for a statement, with others as parts of it."""
+        """The call for a statement, with the statements `inner` as parts of it."""
         self._inner = dict(inner)
         self._given, self._types = [], []
         return self._called(self._expression(s), s.dtype, s)
 
     def of_number(self, name: str) -> SharedCall:
-        """One that makes a number each element's value."""
+        """The call that broadcasts a number to all elements."""
         self._given, self._types = [], []
         return self._called(self._value(name), self.dtypes[name])
 
@@ -118,7 +118,7 @@ class SharedCalls(Arithmetic):
         return self.expression(s)
 
     def argument(self, s: Statement, place: int) -> str:
-        """A parameter; for a number too, so that statements may differ by it."""
+        """A parameter, also for a number, so that statements may differ in it."""
         arg = s.args[place]
         if isinstance(arg, str):
             return self._value(arg)
@@ -126,14 +126,14 @@ class SharedCalls(Arithmetic):
         return self._number(literal(arg, compute), compute)
 
     def literal(self, value: bool | int | float, compute: str, within: bool) -> str:
-        """An attribute: of a costly function a constant, since a compiler makes more of what it knows."""
+        """An attribute: a constant in a costly function, since a compiler optimises constants better."""
         text = literal(value, compute)
         if self._is_cheap:
             return self._number(text, compute)
         return self.in_lanes(text, compute) if within else text
 
     def _value(self, name: str) -> str:
-        """A parameter for a value, or for a number that is one for the whole row."""
+        """A parameter for a value, or for a number that is the same for the whole row."""
         if self.levels[name] != ELEMENT:
             return self._number(self.value(name), compute_type(self.dtypes[name]))
         part = self._inner.pop(name, None)
@@ -152,7 +152,7 @@ class SharedCalls(Arithmetic):
 
 
 def emit_functions(emitter: Emitter) -> dict[str, str]:
-    """Adds the functions of a CUDA kernel that several costly statements share; returns the call for each of these."""
+    """Adds the functions of a CUDA kernel that several costly statements share. Returns the call for each statement."""
     if emitter.cost <= MAX_COST:
         return {}
     made = SharedCalls(emitter)

@@ -1,4 +1,4 @@
-"""Packs of neighbouring elements on CUDA: what `fetch` and `finish` of a functor move at a time."""
+"""Packs of neighbouring elements on CUDA: `fetch` and `finish` of a functor move a pack at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from opgraph.loops.layout import CONTIGUOUS, STRIDED
 
 
 def emit_packs(emitter: Emitter) -> None:
-    """V neighbouring elements: loads, then all that follows, so that a skeleton can load several packs first."""
+    """Adds the loads of V neighbouring elements, and separately the rest, so that a skeleton can load several packs
+    first."""
     put = emitter.put
     loads = emitter.element_loads()
     put("  template <int V> struct Packs {")
@@ -34,15 +35,15 @@ def emit_packs(emitter: Emitter) -> None:
 
 
 def emit_applied(emitter: Emitter, count: str, pack: str) -> None:
-    """Adds the arithmetic of `count` elements, those of i on.
+    """Adds the arithmetic of `count` elements from i on.
 
-    It leaves results in r0, r1, ..., and what sum k adds up from s[k * count] on.
+    It writes results to r0, r1, ..., and the addends of sum k to s[k * count] and the following places.
 
     Args:
-        pack: what the pack of an operand is called, a format of its name.
+        pack: a format: name of an operand -> name of its pack.
     """
     stores = emitter.loop.stores
-    # Where it can go straight there it does: a loop to copy each, and what unrolls it, cost NVRTC a sixth of its time.
+    # Addends go straight to s where possible: a copy loop for each, and its unrolling, cost NVRTC a sixth of its time.
     straight = {i: k for k, i in enumerate(emitter.sums) if compute_type(stores[i].dtype) == emitter.addend()}
     for i, store in enumerate(stores):
         if i not in straight:

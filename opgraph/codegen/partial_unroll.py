@@ -1,8 +1,8 @@
-"""Packs of kernels with much arithmetic on CUDA: the text has a few of their elements, in a loop.
+"""Packs of CUDA kernels with much arithmetic: the source text has a few of their elements, in a loop.
 
 `kernels/cuda/pointwise_unrolled.cuh` runs it.
 
-NVRTC takes some 60 us for a machine instruction, and the text of such a kernel would have 13 or 25 elements.
+NVRTC takes about 60 us per machine instruction, and the text of such a kernel would have 13 or 25 elements.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from opgraph.loops.layout import STRIDED
 
 
 def emit_unrolled(emitter: Emitter) -> None:
-    """`group`, the arithmetic of the next elements of a pack, and what moves results and packs of a last tile."""
+    """Adds `group`, the arithmetic of the next elements of a pack, and the functions that move results and the packs of
+    a last tile."""
     put = emitter.put
     loads = emitter.element_loads()
     packed = [x for x in loads if not x.is_position]
@@ -58,5 +59,5 @@ def emit_unrolled(emitter: Emitter) -> None:
 
 
 def _at(name: str, kind: str) -> str:
-    """C++ for an operand's address at i, and for its step."""
+    """C++ for an operand's address at element i, and for its step."""
     return f"{name} + i * {name}_step, {name}_step" if kind == STRIDED else f"{name} + i, 1"

@@ -1,7 +1,7 @@
-"""What a loop over rows asks memory for before it needs it (kernels/cpu/row_lanes.h).
+"""Prefetches of a loop over rows (kernels/cpu/row_lanes.h).
 
-A row is read from memory by its first pass and written by its last one, each of which waits for memory while the passes
-between find all of it in the cache. There the results of this row, and the next row, are asked for.
+The first pass over a row reads it from memory and the last pass writes it; both wait for memory. The passes between
+find the whole row in the cache. They prefetch the cache lines of this row's results, and the next row.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from opgraph.codegen.row_buffers import Rows
 from opgraph.loops.layout import CONTIGUOUS
 from opgraph.schedule.reduction_passes import cost
 
-#: Instructions for each element of a pass that waits for memory. Where more is computed memory has its time anyway, and
-#: what was asked for too early is gone again.
+#: Most instructions per element of a pass that waits for memory. With more arithmetic memory is fast enough anyway, and
+#: lines that are prefetched too early are evicted again.
 _LITTLE = 12
 
 
 def asks_ahead(rows: Rows) -> bool:
-    """Whether all passes, two at least, wait for memory rather than for arithmetic. A row that is done at once has no
-    pass between its reading and its writing."""
+    """True if all passes, at least two, wait for memory rather than for arithmetic. A persistent row has no pass
+    between its reading and its writing."""
     if rows.is_persistent or not rows.emitter.by_lanes:
         return False
     return len(rows.passes) > 1 and all(cost(p) <= _LITTLE for p in rows.passes)
 
 
 def emit_next_members(rows: Rows) -> None:
-    """Adds whether memory is far, and how far it is to the next row of each operand that is asked for."""
+    """Adds `is_far`, and for each prefetched operand the distance to its next row."""
     rows.emitter.put(f"  {'bool is_far;' if asks_ahead(rows) else 'static constexpr bool is_far = false;'}")
     for _, name in _awaited(rows):
         rows.emitter.put(f"  og::i64 {name}_next;")
 
 
 def emit_nexts(rows: Rows) -> None:
-    """Adds `nexts`, which finds these."""
+    """Adds `nexts`, which computes these members."""
     rows.emitter.put("  OG_FN void nexts(const og::i64* step, og::i64 rank, og::i64 size) {")
     if asks_ahead(rows):
         moved = [*(name for _, name in _awaited(rows)), *rows.along()]
@@ -43,7 +43,7 @@ def emit_nexts(rows: Rows) -> None:
 
 
 def emit_ahead(rows: Rows) -> None:
-    """Adds `ahead`, by which the pass before the last asks for what belongs to element i."""
+    """Adds `ahead`, with which the pass before the last prefetches the lines of element i."""
     rows.emitter.put("  template <int pass> OG_FN void ahead(og::i64 i) const {")
     if asks_ahead(rows):
         rows.emitter.put(f"    if constexpr (pass == {len(rows.passes) - 2}) {{")
@@ -56,7 +56,7 @@ def emit_ahead(rows: Rows) -> None:
 
 
 def _awaited(rows: Rows) -> list[tuple[int, str]]:
-    """Places and names of what the first pass reads, element after element."""
+    """Indices and names of the operands that the first pass reads element after element."""
     if not asks_ahead(rows):
         return []
     used = rows.passes[0].reads(rows.emitter.loop)

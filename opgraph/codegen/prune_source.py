@@ -1,8 +1,8 @@
-"""Of a skeleton's text what one kernel needs: a compiler reads all of `kernels/` in 30 to 150 ms.
+"""Prunes a skeleton's text to the part that one kernel needs: a compiler takes 30 to 150 ms to read all of `kernels/`.
 
-By names alone: a declaration stays where its name occurs in the kernel, or in a declaration that stays, whatever that
-occurrence means. So some stay that nobody needs, and none goes that somebody does. An operator stays where the type of
-its first operand does, and what has no name of its own (a preprocessor's line) always.
+Only names count: a declaration stays if its name occurs, in any meaning, in the kernel or in a declaration that stays.
+This is conservative: unused declarations may stay, needed ones never go. An operator stays if the type of its first
+operand stays. Lines without a name (preprocessor lines) always stay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 
 from opgraph.codegen.sources import spliced
 
-#: Conditions that a kernel for a GPU settles, also where a CPU stands for one; and those that each other one does.
+#: Conditions with a fixed value in kernels for a GPU (also if a CPU stands in for it), and in all other kernels.
 _ON_GPU = (
     ("#if OG_LANES", False),
     ("#if OG_TABLES", False),
@@ -42,8 +42,8 @@ class Part:
 
     Attributes:
         text: the lines.
-        frame: 1 where they begin a namespace or a condition, -1 where they end one, 0 between.
-        names: what they declare; none: they always stay.
+        frame: 1 if they begin a namespace or a condition, -1 if they end one, else 0.
+        names: the names that they declare; empty: they always stay.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Part:
 
 
 def needed(skeleton: str, kernel: str) -> str:
-    """The text of a source in `kernels/` and of what it includes, as far as a kernel needs it."""
+    """The text of a source in `kernels/` and of its includes, without the parts that the kernel does not need."""
     parts = _parts(skeleton)
     by_name = _by_name(skeleton)
     kept = {i for i, part in enumerate(parts) if not part.names}
@@ -71,9 +71,9 @@ def needed(skeleton: str, kernel: str) -> str:
 
 
 def _without_empty_frames(parts: list[Part]) -> list[str]:
-    """Their texts; of a namespace or condition around nothing none."""
+    """The texts of the parts, without empty namespaces and conditions."""
     lines: list[str] = []
-    begun: list[int] = []  # where frames begin that have nothing in them so far
+    begun: list[int] = []  # first lines of the frames that are empty so far
     for part in parts:
         if part.frame < 0 and begun:
             del lines[begun.pop() :]
@@ -91,7 +91,7 @@ def _parts(skeleton: str) -> tuple[Part, ...]:
     parts: list[Part] = []
     lines: list[str] = []
     depth = 0
-    outside: list[int] = []  # of conditions inside a declaration: how deep each began
+    outside: list[int] = []  # for each condition inside a declaration: the depth where it began
     for line in _settled(spliced(skeleton).split("\n"), _ON_GPU if skeleton.endswith(".cuh") else _ON_HOST):
         if not lines and not line:
             continue
@@ -105,7 +105,7 @@ def _parts(skeleton: str) -> tuple[Part, ...]:
             over = False
             if line.startswith("#if"):
                 outside.append(depth)
-            elif line.startswith("#e"):  # either side begins as deep
+            elif line.startswith("#e"):  # both sides begin at the same depth
                 depth = outside[-1]
                 del outside[len(outside) - line.startswith("#endif") :]
         else:
@@ -119,8 +119,8 @@ def _parts(skeleton: str) -> tuple[Part, ...]:
 
 
 def _settled(lines: Iterable[str], conditions: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """The lines without those that no kernel of this kind has a use for."""
-    kept: list[bool | None] = []  # for each condition that is open: whether its lines are; None: not settled
+    """The lines without those that no kernel of this kind uses."""
+    kept: list[bool | None] = []  # for each open condition: true if its lines stay; None: not settled
     for line in lines:
         if line.startswith("#if"):
             kept.append(next((value for start, value in conditions if f"{line}\n".startswith(start)), None))
@@ -136,7 +136,7 @@ def _settled(lines: Iterable[str], conditions: Iterable[tuple[str, bool]]) -> It
 
 
 def _declared(text: str) -> tuple[str, ...]:
-    """The names of a declaration."""
+    """The names that a text declares."""
     if text.startswith("#"):
         return ()
     if found := _GENERATED.match(text):
@@ -159,7 +159,7 @@ def _declared(text: str) -> tuple[str, ...]:
 
 
 def _behind_brackets(text: str) -> str:
-    """What follows `template <...>`."""
+    """The text after `template <...>`."""
     depth = 0
     for at, c in enumerate(text):
         depth += (c == "<") - (c == ">")

@@ -1,4 +1,4 @@
-"""How what was added up becomes a result: what a functor says of its sums, and its `total`."""
+"""The step from added-up values to results: a functor's members about its sums, and its `total`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from opgraph.codegen.emitter import Emitter
 
 
 def emit_totals(emitter: Emitter) -> None:
-    """Adds `total` for each sum: element `at` of its result, which `count` elements add up to, where that counts.
+    """Adds `total` for each sum: it writes element `at` of the result. It has a parameter `count`, the number of added
+    elements, if a result depends on it.
 
-    By number, known when it is compiled: where the text has all sums, a choice among them in each costs NVRTC a tenth
-    of its time (the gradient of NAF1, nine sums).
+    The number of the sum is known at compile time: if the text has all sums, a choice among them in each costs NVRTC a
+    tenth of its time (the gradient of NAF1, nine sums).
     """
     put = emitter.put
     totals = [emitter.loop.stores[i].total.format(total="value", count="count") for i in emitter.sums]

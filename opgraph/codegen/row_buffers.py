@@ -1,4 +1,4 @@
-"""A loop over rows on the CPU: its passes, and where values wait for a later one."""
+"""A loop over rows on the CPU: its passes, and the buffers that keep values for a later one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from opgraph.schedule.schedule import GROUPS, PERSISTENT_INNER
 
 @final
 class Rows:
-    """What is walked.
+    """A loop over rows, with its passes.
 
     Attributes:
-        emitter: of the loop.
-        passes, again: where values wait, and where each pass computes them again; the same where none does that.
-        kept: the values that wait.
-        place: the result in whose place the one value that is kept waits for the last pass.
-        fits: whether there is room for the values that wait, however the kernel is called.
-        is_persistent: whether a row is in a few vectors (persistent inner reduction).
-        counter: which element of the operands is at hand.
+        emitter: the emitter of the loop.
+        passes, again: the passes if values are kept, and if each pass recomputes them; equal if none is recomputed.
+        kept: the values that are kept.
+        place: the result in whose memory the only kept value is stored until the last pass.
+        fits: true if there is room for the kept values in every call of the kernel.
+        is_persistent: true if a row is in a few vectors (persistent inner reduction).
+        counter: the C++ name of the index of the current element.
     """
 
     def __init__(self, emitter: Emitter, schedule: str, *, fits: bool) -> None:
@@ -40,8 +40,8 @@ class Rows:
             self.again = self.passes
 
     def _result_to_wait_in(self) -> int | None:
-        """A result that a kept value may lie in: of its type, and no later pass reads operands, one of which it may
-        lie over, element by element. What is done at once keeps it in registers."""
+        """A result whose memory may hold the kept value. It has the type of the value, and no later pass reads operands
+        element by element, since the result may alias one of them. A persistent row keeps the value in registers."""
         if len(self.kept) != 1 or self.is_persistent:
             return None
         (name,) = self.kept
@@ -61,16 +61,16 @@ class Rows:
         return next(fitting, None)
 
     def along(self) -> list[str]:
-        """The results whose elements are neighbours."""
+        """The results whose elements are contiguous."""
         return [f"y{i}" for i, _ in self.emitter.elementwise() if self.emitter.store_kinds[i] == CONTIGUOUS]
 
     def waiting(self, name: str) -> str:
-        """Where values of the row wait for a later pass."""
+        """The C++ pointer to the values of the row that are kept for a later pass."""
         return f"b_{name}" if self.place is None else f"y{self.place}"
 
 
 def emit_buffers(rows: Rows) -> None:
-    """Adds where values are kept for a later pass."""
+    """Adds the buffers of values that are kept for a later pass."""
     put, kept = rows.emitter.put, rows.kept if rows.place is None else ()
     sizes = [compute_type(rows.emitter.dtypes[name]) for name in kept]
     put(f"  static constexpr og::i64 kept_bytes = {' + '.join(f'sizeof({t})' for t in sizes) or '0'};")

@@ -1,4 +1,4 @@
-"""What an element of a row computes in each pass: one, or 16 at a time where all is in f32 (cpu/row_lanes.h)."""
+"""The computation of an element of a row in each pass: one at a time, or 16 if all are in f32 (cpu/row_lanes.h)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from opgraph.schedule.reduction_passes import Pass
 
 
 def emit_passes(rows: Rows) -> None:
-    """Adds `element`: element i of the row, or n from there on.
+    """Adds `element`, which computes element i of the row, or n elements from there on.
 
-    What they add to reduction k goes to s[k * apart]; the addends of sums follow.
+    Their addends for reduction k go to s[k * apart]; the addends of sums follow.
     """
     emitter, put = rows.emitter, rows.emitter.put
     if emitter.by_lanes:
@@ -41,7 +41,7 @@ def emit_passes(rows: Rows) -> None:
 
 
 def _emit_nearness(rows: Rows) -> None:
-    """Which passes have exponentials that are simpler in rows whose elements are all near the largest one."""
+    """Adds `nears`, true for passes whose exponentials are simpler in rows with all elements near the largest one."""
     emitter = rows.emitter
     both = zip(rows.passes, rows.again, strict=True)
     passes = [n for n, p in enumerate(both) if any(s.result in emitter.peaks for q in p for s in q.statements)]
@@ -59,7 +59,7 @@ def _emit_pass(rows: Rows, one: Pass, condition: str) -> None:
         if load.name in used and (emitter.kinds[load.name] != RUN or emitter.by_lanes):
             value = emitter.value(load.name)
             put(f"      const {emitter.apply_type(load.dtype)} {value} = {_taken(rows, load)};")
-    n = "og::i64(16)" if rows.is_persistent else "n"  # where elements wait there is room for whole vectors
+    n = "og::i64(16)" if rows.is_persistent else "n"  # buffers have room for whole vectors
     for name in one.read:
         kept = rows.waiting(name)
         text = f"og::elements<F>({kept} + i, {n})" if emitter.by_lanes else f"{kept}[{rows.counter}]"
@@ -86,7 +86,7 @@ def _emit_pass(rows: Rows, one: Pass, condition: str) -> None:
 
 
 def _taken(rows: Rows, load: Load) -> str:
-    """Element i of a load, or n from there on."""
+    """C++ for element i of a load, or n elements from there on."""
     emitter, kind = rows.emitter, rows.emitter.kinds[load.name]
     if not emitter.by_lanes:
         return emitter.read(load, rows.counter)
@@ -97,7 +97,7 @@ def _taken(rows: Rows, load: Load) -> str:
 
 
 def _given(rows: Rows, i: int, store: Store) -> str:
-    """The line that writes element i of a result, or n from there on."""
+    """The line that writes element i of a result, or n elements from there on."""
     emitter, kind = rows.emitter, rows.emitter.store_kinds[i]
     value = emitter.in_apply(store.value)
     if not emitter.by_lanes:

@@ -1,4 +1,4 @@
-"""What reductions make of a row, on the CPU and on the GPU: members that say how, and what follows from each pass."""
+"""Results of row reductions, on the CPU and on the GPU: members with their kinds, and the values after each pass."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from opgraph.schedule.reduction_passes import Pass
 
 
 def emit_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mapping[str, str]) -> None:
-    """Adds how many reductions each pass makes, and how; and the inverses of values of rows.
+    """Adds the number of reductions of each pass and their kinds, and the inverses of values of rows.
 
     Args:
-        ways: how some results are made (og::How), where it is not as their records say.
+        ways: the kinds (og::How) of some results, where they differ from their records.
     """
     counts = [len(p.reductions) for p in passes]
     emitter.put(f"  static constexpr int passes = {len(passes)}, most = {max(counts)};")
@@ -32,12 +32,12 @@ def emit_reduction_members(emitter: Emitter, passes: Sequence[Pass], ways: Mappi
 
 
 def emit_reduced(emitter: Emitter, passes: Sequence[Pass], parameters: str, total: str, *, of: str = "") -> None:
-    """Adds `reduced`: what the reductions of a pass make of a row, and what follows from that for the row.
+    """Adds `reduced`: it computes the results of the reductions of a pass, and the row values that depend on them.
 
     Args:
-        parameters: of it.
-        total: C++ for what reduction {} of the pass added up.
-        of: parameters of the template, besides the pass.
+        parameters: its parameters.
+        total: C++ for the total of reduction {} of the pass.
+        of: template parameters besides the pass.
     """
     emitter.put(f"  template <int pass{of}> OG_FN void reduced({parameters}) {{")
     for number, one in enumerate(passes):
@@ -61,10 +61,10 @@ def _emit_row_value(emitter: Emitter, s: Statement, text: str) -> None:
 
 
 def _total(emitter: Emitter, s: Statement, total: str) -> str:
-    """What a reduction makes of its total."""
+    """C++ for the result of a reduction, from its total."""
     row = s.row
     if row.is_mean and emitter.sums and s.result in emitter.approximate:
-        # Without a division's slow path more waits in registers; without sums that leaves less room for rows.
+        # Without a division's slow path registers hold more values; in loops without sums, rows then have less room.
         text = f"{total} * og::fast::reciprocal(count)"
     else:
         text = row.total.format(total=total, count="count")
@@ -75,7 +75,7 @@ def _total(emitter: Emitter, s: Statement, total: str) -> str:
 
 
 def emit_finish(emitter: Emitter) -> None:
-    """Adds `finish`: the results of the row."""
+    """Adds `finish`, which writes the results of the row."""
     each = emitter.each_lane(PER_ROW)
     emitter.put(f"  OG_FN void finish({'og::i64 n' if each else ''}) const {{")
     for i, store in emitter.per_row:

@@ -1,7 +1,7 @@
-"""Emitting a loop over rows for the CPU: as `opgraph.codegen.emit`, with passes (`opgraph.codegen.row_passes`).
+"""Emits a loop over rows for the CPU: as `opgraph.codegen.emit`, with passes (`opgraph.codegen.row_passes`).
 
-`kernels/cpu/inner_reduction.h` walks rows one after the other, `kernels/cpu/outer_reduction.h` rows side by side: lanes
-of a vector are rows then, and a value for each row is an array of one for each lane.
+`kernels/cpu/inner_reduction.h` walks rows one after the other, `kernels/cpu/outer_reduction.h` rows side by side. In
+the second case lanes of a vector are rows, and a value for each row is an array with one element for each lane.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def emit_rows(loop: Loop, variant: Variant, schedule: str, *, fits: bool = False
     """The functor of a loop over rows, for the schedule of that name.
 
     Args:
-        fits: whether there is always room for the values of a row that wait for a later pass.
+        fits: true if there is always room for the values of a row that are kept for a later pass.
     """
     emitter = Emitter(loop, replace(variant, operands=variant.operands.replace(TURNED, CONTIGUOUS)))
     emitter.interleaved = schedule in INTERLEAVED
@@ -62,7 +62,7 @@ def emit_rows(loop: Loop, variant: Variant, schedule: str, *, fits: bool = False
 
 
 def _peaks(emitter: Emitter) -> dict[str, str]:
-    """What Exp(v - ReduceMax(v)) is called, and the largest element."""
+    """Maps the result of each Exp(v - ReduceMax(v)) to the result of its ReduceMax."""
     made = {s.result: s for s in emitter.loop.statements}
     found = {}
     for s in emitter.varying():
@@ -76,7 +76,7 @@ def _peaks(emitter: Emitter) -> dict[str, str]:
 
 
 def _emit_members(rows: Rows) -> None:
-    """Passes, what each reduces, and what there is one of for each run or row."""
+    """Adds the passes, their reductions, and the values that exist once for each run or row."""
     emitter = rows.emitter
     emitter.put(f"  static constexpr bool stores = {'true' if rows.passes[-1].stores else 'false'};")
     peaks = dict.fromkeys(emitter.peaks.values(), "peak")
@@ -89,7 +89,7 @@ def _emit_members(rows: Rows) -> None:
 
 
 def _emit_run(emitter: Emitter) -> None:
-    """What changes with the runs of a row."""
+    """Adds `run`, which sets the values that change with the runs of a row."""
     emitter.put("  OG_FN void run() {")
     for load, kind in emitter.loads:
         if kind == RUN:

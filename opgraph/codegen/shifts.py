@@ -1,4 +1,4 @@
-"""Exponentials of one value less several numbers, e^(x - c): on the CPU they share the costly part, e^x."""
+"""Exponentials of one value minus several numbers, e^(x - c): on the CPU they share the costly part, e^x."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shifted:
     Attributes:
         base: the value.
         amount: the number, the same for a row at least.
-        taken: whether it is subtracted.
+        taken: true if it is subtracted.
     """
 
     base: str
@@ -26,7 +26,7 @@ class Shifted:
 
 
 def shifted_exponentials(emitter: Emitter, statements: Sequence[Statement]) -> Mapping[str, Shifted]:
-    """The exponentials among some statements that have a base in common, by their results."""
+    """The exponentials among some statements whose base occurs more than once, by their results."""
     made = {s.result: s for s in statements}
     found: dict[str, Shifted] = {}
     for s in statements:
@@ -37,7 +37,7 @@ def shifted_exponentials(emitter: Emitter, statements: Sequence[Statement]) -> M
 
 
 def _taken_apart(emitter: Emitter, argument: str, made: Mapping[str, Statement]) -> Shifted:
-    """What an exponential is of: a value without a number is that and 0."""
+    """The base and the number of an exponential; without a number, the number is 0."""
     s = made.get(argument)
     if s is not None and s.kind in ("Subtract", "Add") and not s.rounds:
         first, second = s.args
@@ -49,7 +49,7 @@ def _taken_apart(emitter: Emitter, argument: str, made: Mapping[str, Statement])
 
 
 def level_of(emitter: Emitter, arg: Arg) -> int:
-    """When an argument changes."""
+    """The level of an argument: when it changes."""
     return emitter.levels[arg] if isinstance(arg, str) else CALL
 
 

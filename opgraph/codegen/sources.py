@@ -1,6 +1,7 @@
 """The sources in `kernels/`, spliced into one text.
 
-Spliced, never included: CuPy's disk cache keys on the source text alone; an edited header would leave a stale binary.
+They are spliced, never included: the key of CuPy's disk cache is the source text alone, so an edited header would leave
+a stale binary.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _COMMENT = re.compile(r"^\s*//.*\n", re.MULTILINE)
 
 @cache
 def kernel_folder() -> Path:
-    """Where the sources are: inside the package in a wheel, at the top of a checkout.
+    """The folder of the sources: inside the package in a wheel, at the top of a checkout.
 
     Raises:
-        DeviceError: in neither place.
+        DeviceError: they are in neither place.
     """
     package = Path(__file__).parent.parent
     packaged, checkout = package / "_kernels", package.parent / "kernels"
@@ -38,7 +39,7 @@ def kernel_folder() -> Path:
 
 @cache
 def spliced(*names: str) -> str:
-    """The text of some sources with everything that they include before them, each once, without comments."""
+    """The text of some sources after everything that they include, each once, without comments."""
     order: list[str] = []
     pending = [(name, False) for name in reversed(names)]
     while pending:
@@ -55,7 +56,7 @@ def spliced(*names: str) -> str:
 
 @cache
 def reduced_functions() -> frozenset[str]:
-    """What og::reduced has in its own form."""
+    """Names of the functions that have a form in og::reduced."""
     return frozenset(_FUNCTION.findall(_read("math/reduced_precision.h")))
 
 
@@ -65,5 +66,5 @@ def _read(name: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    # Comments are for readers of kernels/; without them the text that every kernel carries is half as long.
+    # Comments are for readers of kernels/. Without them the text in every kernel is half as long.
     return _COMMENT.sub("", _PRAGMA.sub("", _INCLUDE.sub("", text))).strip("\n")

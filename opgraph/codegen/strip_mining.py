@@ -1,9 +1,9 @@
-"""Large kernels on the CPU, statement by statement: each does a strip of 256 elements before the next one's turn.
+"""Large kernels on the CPU, statement by statement: each one computes a strip of 256 elements before the next one runs.
 
-One loop over many statements takes a C++ compiler longer than it may, and has more values alive than there are
-registers. So where a loop is large, equal statements (one kind of op, one set of attributes) become calls of one
-function, compiled once, and values wait for their readers in the first caches (kernels/cpu/strip_mining.h). A call does
-16 vectors: what it takes beside a function of some 20 instructions is less than what constants in registers give back.
+One loop over many statements takes too long to compile, and has more live values than there are registers. So in a
+large loop, equal statements (one kind of op, one set of attributes) become calls of one function, compiled once, and
+values stay in the first caches until they are read (kernels/cpu/strip_mining.h). A call computes 16 vectors. Compared
+with a function of about 20 instructions, the call costs less than constants in registers save.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from opgraph.ir import dtypes
 from opgraph.loops.layout import STRIDED
 from opgraph.schedule.levels import ELEMENT
 
-#: Where a value is: the type of what is kept of it, and a number among these.
+#: The location of a value: the type in which it is kept, and an index among the strips of that type.
 Place: TypeAlias = tuple[str, int]
-#: Operands that are read where they lie.
+#: Operands that are read in their own memory.
 IN_PLACE = "in place"
-#: Elements of the longest strip, and of the shortest; the longest of which all strips together take at most ROOM bytes.
+#: Elements of the longest and the shortest strip; strips are as long as possible with at most ROOM bytes for all.
 LONGEST, SHORTEST, ROOM = 256, 64, 256 * 1024
 
 
 def row_starts(emitter: Emitter) -> Iterator[str]:
-    """Where each operand's row starts: a loop over operands is less to compile than a line for each."""
+    """The lines that compute the start of each operand's row: a loop compiles faster than one line per operand."""
     operands = [x.dtype for x in emitter.loop.loads] + [store.dtype for store in emitter.loop.stores]
     sizes = [dtypes.BY_NAME[dtype].itemsize for dtype in operands]
     size = str(sizes[0])
     if len(set(sizes)) > 1:
-        size = "size[k]"  # of no static member: all kernels of a process would share the first one's
+        size = "size[k]"  # not a static member: all kernels of a process would share the first kernel's
         yield f"    const unsigned char size[] = {{{', '.join(map(str, sizes))}}};"
     yield f"    for (int k = 0; k < operands; ++k) at[k] = (char*)base[k] + offset[k] * {size};"
 
 
 def emit_strips(emitter: Emitter) -> None:
-    """Adds a struct for each function, and `strips`, which does elements [i, i + n): cpu/strip_mining.h calls them."""
+    """Adds a struct for each function, and `strips`, which computes elements [i, i + n): cpu/strip_mining.h calls
+    them."""
     strips = _Strips(emitter)
     strips.collect()
     put = emitter.put
@@ -71,7 +72,7 @@ def emit_strips(emitter: Emitter) -> None:
 
 
 def _emit_function(emitter: Emitter, function: Function, dtype: str, name: str) -> None:
-    """Adds what does a strip of a statement; its types are the same for all calls, so it is compiled once."""
+    """Adds the function for a strip of a statement. Its types are the same in all calls, so it is compiled once."""
     declared, given = "", ""
     for k, (kind, d) in enumerate(zip(function.types, function.dtypes, strict=True)):
         declared += f", int a{k}" if d else f", {kind} a{k}"
@@ -85,13 +86,13 @@ def _emit_function(emitter: Emitter, function: Function, dtype: str, name: str) 
 
 
 def _slot_type(dtype: str) -> str:
-    """What a value of a dtype is kept as."""
+    """The C++ type in which a value of a dtype is kept."""
     compute = compute_type(dtype)
     return "og::b8" if compute == "bool" else compute
 
 
 class _Slots:
-    """Strips that values are kept in, by type; one serves others when its value has been read for the last time."""
+    """Strips that hold values, by type. A strip is reused after the last read of its value."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -99,7 +100,7 @@ class _Slots:
         self._taken: dict[str, Place] = {}
 
     def take(self, name: str, dtype: str) -> Place:
-        """A strip for a value."""
+        """Allocates a strip for a value."""
         kind = _slot_type(dtype)
         free = self._free.setdefault(kind, [])
         if free:
@@ -117,7 +118,7 @@ class _Slots:
             self._free[slot[0]].append(slot)
 
     def length(self) -> int:
-        """How long strips are."""
+        """The length of strips, in elements."""
         sizes = {"double": 8, "float": 4, "og::i64": 8, "og::i32": 4}
         each = sum(count * sizes.get(kind, 1) for kind, count in self.counts.items())
         length = LONGEST
@@ -127,7 +128,7 @@ class _Slots:
 
 
 class _Strips:
-    """The calls of one functor, and where values are."""
+    """The calls of one functor, and the locations of values."""
 
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
@@ -141,9 +142,9 @@ class _Strips:
         self._place: dict[str, Place] = {}
 
     def collect(self) -> None:
-        """All calls, in the order of the statements.
+        """Collects all calls, in the order of the statements.
 
-        An output may lie in an operand's place, so it is written once the last operand has been read.
+        An output may alias an operand, so it is written after the last operand has been read.
         """
         calls, stores = self._made.all(), self.emitter.loop.stores
         made = {call.statement.result: place for place, call in enumerate(calls) if call.statement}
@@ -167,7 +168,8 @@ class _Strips:
         self._deliver(due.get(len(calls), ()))
 
     def _fetch(self, values: Iterable[str]) -> None:
-        """Brings operands that are yet to be brought; those that are results too, before anything is written."""
+        """Adds the loads of operands that are not loaded yet. Operands that are also results are loaded before the
+        first write."""
         for name in values:
             load = self._loads.get(name)
             if load is None or name in self._place:
@@ -185,7 +187,7 @@ class _Strips:
                 self._line(f"og::in_place<Width, {kept}>", self._place[name], slot, at)
 
     def _call(self, call: SharedCall, ends: Iterable[str], value: str = "") -> None:
-        """The line that computes a value; it may take the strip of what it reads last."""
+        """Adds the line that computes a value. It may reuse the strip of a value that it reads last."""
         given = [self._place.get(g, g) for g in call.given]
         name = self.functions.setdefault((call.function, call.dtype), f"Op{len(self.functions)}")
         self.slots.release(ends)
@@ -196,7 +198,7 @@ class _Strips:
         self._line(f"{name}::over", slot, *given, tail=tail, tag=tag)
 
     def _deliver(self, stores: Iterable[int]) -> None:
-        """Writes some results."""
+        """Adds the lines that write some results."""
         emitter = self.emitter
         for k in stores:
             value = emitter.loop.stores[k].value
