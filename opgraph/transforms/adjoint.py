@@ -1,11 +1,11 @@
-"""Adjoints: what has been gathered for the gradient of each value, and under which conditions it counts.
+"""Adjoints: the contributions to the gradient of each value, and the conditions under which they count.
 
-The gradient of `Select(c, a, b)` is d where c holds for a, and d where it does not for b. Writing that as
-`Select(c, d, 0)` at once would be wrong: 0 then meets the derivative of what made a, which may be infinite or NaN
-exactly where c does not hold, and 0 * inf is NaN. So a contribution carries its conditions along instead, and the
-Select is written at the very end, around the finished product. That is right because every gradient rule is linear in
-d and works element by element: `rule(Select(c, d, 0))` and `Select(c, rule(d), 0)` are the same wherever the former is
-finite (tests/ops/test_gradients.py holds each rule to that).
+The gradient of `Select(c, a, b)` with respect to a is d where c holds, and with respect to b it is d where c does not
+hold. Writing it immediately as `Select(c, d, 0)` would be wrong: 0 is then multiplied by the derivative of the op that
+computed a. That derivative may be infinite or NaN exactly where c does not hold, and 0 * inf is NaN. So a contribution
+carries its conditions, and the Select is written at the very end, around the finished product. This is correct because
+every gradient rule is linear in d and elementwise: `rule(Select(c, d, 0))` and `Select(c, rule(d), 0)` are the same
+wherever the former is finite (tests/ops/test_gradients.py checks this for each rule).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from opgraph.ir.logical_tensor import LogicalTensor
 #: Pairs (boolean tensor, the value it must have), all of which must hold.
 Conditions: TypeAlias = frozenset[tuple[int, bool]]
 ALWAYS: Conditions = frozenset()
-#: Conditions that a contribution carries one by one; more become a mask, else a chain of n choices would have n^2 / 2.
+#: Most single conditions of a contribution; more become one mask, else a chain of n choices would have n^2 / 2.
 MOST = 8
-#: Groups of contributions whose conditions are written out for each.
+#: Most groups of contributions for which each group's conditions are written out.
 FEW = 4
 
 
@@ -39,16 +39,16 @@ class Conditional:
     """Combines contributions.
 
     Args:
-        builder: where ops are added.
+        builder: the builder to which ops are added.
     """
 
     def __init__(self, builder: GraphBuilder) -> None:
         self._builder = builder
         self._tensors: dict[int, LogicalTensor] = {}
-        self._ranks: dict[int, int] = {}  # when each was met first
+        self._ranks: dict[int, int] = {}  # order of first use
 
     def under(self, conditions: Conditions, condition: LogicalTensor, holds: bool) -> Conditions:
-        """Some conditions and another one."""
+        """The given conditions and one more."""
         more = conditions | {self._when(condition, holds)}
         if len(more) <= MOST:
             return more
@@ -60,11 +60,11 @@ class Conditional:
         return frozenset(self._when(to[id], holds) for id, holds in self._path(conditions))
 
     def total(self, parts: Sequence[Contribution]) -> Contribution:
-        """The sum of contributions, as one that a rule may be applied to."""
+        """The sum of contributions, as a single contribution to which a rule may be applied."""
         total, own = self._sum(parts)
         if not all(own):
             return total
-        # Where none of them counts the sum is 0, and a derivative may be infinite there.
+        # Where no contribution counts, the sum is 0, and a derivative may be infinite there.
         return Contribution(total.value, total.conditions | {self._when(self._mask(own), True)})
 
     def written_total(self, parts: Sequence[Contribution]) -> LogicalTensor:
@@ -72,7 +72,7 @@ class Conditional:
         return self.written(self._sum(parts)[0])
 
     def _sum(self, parts: Sequence[Contribution]) -> tuple[Contribution, Collection[Conditions]]:
-        """The sum of contributions, and what is asked of each part of it besides; nothing of one part at least."""
+        """The sum of contributions, and the further conditions of each of its parts; ALWAYS: a part has none."""
         groups: dict[Conditions, LogicalTensor] = {}
         for part in parts:
             self._add(groups, part.conditions, part.value)
@@ -97,7 +97,7 @@ class Conditional:
         return condition.id, holds
 
     def _mask(self, alternatives: Iterable[Conditions]) -> LogicalTensor:
-        """Where all of the conditions of any of these hold."""
+        """A mask that is true where all conditions of at least one of the alternatives hold."""
         found: LogicalTensor | None = None
         for conditions in alternatives:
             mask: LogicalTensor | None = None
@@ -110,7 +110,7 @@ class Conditional:
         return found
 
     def _path(self, conditions: Conditions) -> tuple[tuple[int, bool], ...]:
-        """Conditions in the order in which they were met: those that contributions share come first."""
+        """Conditions in the order of their first use: those that contributions share come first."""
         return tuple(sorted(conditions, key=lambda pair: (self._ranks[pair[0]], pair[1])))
 
     def _add(self, groups: dict[Conditions, LogicalTensor], conditions: Conditions, value: LogicalTensor) -> None:
@@ -118,7 +118,7 @@ class Conditional:
         groups[conditions] = value if known is None else self._builder("Add", known, value)
 
     def _join_complements(self, groups: dict[Conditions, LogicalTensor]) -> None:
-        """Joins what counts where c holds with what counts where it does not: Select(c, a, b), without an Add."""
+        """Joins a contribution where c holds with one where it does not hold: Select(c, a, b), without an Add."""
         waiting = deque(groups)
         while waiting and len(groups) > 1:
             conditions = waiting.popleft()
@@ -129,10 +129,10 @@ class Conditional:
                     value = self._builder("Select", self._tensors[id], groups.pop(yes), groups.pop(no))
                     rest = conditions - {(id, holds)}
                     self._add(groups, rest, value)
-                    waiting.append(rest)  # the only one that may have found its complement by this
+                    waiting.append(rest)  # only this one may have a complement now
 
     def _nested(self, groups: dict[Conditions, LogicalTensor]) -> Contribution:
-        """The sum of many contributions: what they have in common is asked once, around the sum of what is under it."""
+        """The sum of many contributions. A shared condition is written once, around the sum of those under it."""
         sums = {self._path(conditions): value for conditions, value in groups.items()}
         levels: list[list[tuple[tuple[int, bool], ...]]] = [[] for _ in range(MOST + 1)]
         for path in sums:

@@ -1,8 +1,8 @@
-"""Conditions that gradient rules ask for, as forward values: a byte for each element may be kept instead of a float.
+"""Conditions of gradient rules as forward values: a byte for each element may be saved instead of a float.
 
-The derivative of ReLU, Clamp, Maximum or ReduceMax reads its operands for a comparison alone. In the forward graph that
-comparison is a value like any other, which a minimum cut (`opgraph.transforms.cut`) chooses where nothing else needs
-the operands.
+The derivative of ReLU, Clamp, Maximum or ReduceMax reads its operands only for a comparison. In the forward graph this
+comparison is a value like any other. A minimum cut (`opgraph.transforms.cut`) chooses it if nothing else needs the
+operands.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Conditioned:
     """A graph with the conditions of its gradients as further values, which nothing reads.
 
     Attributes:
-        graph: those of the given graph, ids and outputs too, and the conditions.
-        chosen: by op, of those whose rule is a Backward kind: the conditions that its form by a choice reads.
+        graph: the given graph, with the same ids and outputs, and the conditions.
+        chosen: by id of each op whose rule is a Backward kind: ids of the conditions that the rule's Select form reads.
     """
 
     graph: Graph
@@ -35,7 +35,7 @@ class Conditioned:
 
 
 def with_conditions(graph: Graph) -> Conditioned:
-    """Enters the conditions of the rules that read an operand for nothing else."""
+    """Adds the conditions of the rules that read an operand only for a condition."""
     asked = [(op, found) for op in graph.ops if (found := list(_rules(op)))]
     selections = [op for op in graph.ops if selects(op) and has_places(op)]
     if not asked and not selections:
@@ -61,7 +61,7 @@ def with_conditions(graph: Graph) -> Conditioned:
 
 
 def by_choice(tree: Expr | None) -> Expr | None:
-    """A rule that is one Backward kind, as the Select that its record says it is; None where it is none."""
+    """A rule that is one Backward op, in the Select form of its record; None if it has no such form."""
     if not isinstance(tree, Call) or tree.kind == "Select":
         return None
     record = opdef.get(tree.kind, where="a gradient rule")
@@ -76,7 +76,7 @@ def by_choice(tree: Expr | None) -> Expr | None:
 
 
 def _substituted(tree: Expr, values: Mapping[str, Expr], attrs: Mapping[str, object]) -> Expr:
-    """An expression with others in place of its names, and attributes of the op around it in place of its own."""
+    """An expression with `values` in place of its names, and attributes of the enclosing op in place of its own."""
     if isinstance(tree, Var):
         return values[tree.name]
     if isinstance(tree, Param):
@@ -88,7 +88,7 @@ def _substituted(tree: Expr, values: Mapping[str, Expr], attrs: Mapping[str, obj
 
 
 def _rules(op: Op) -> Iterator[tuple[Expr, bool]]:
-    """The rules of an op that read something in conditions alone, and whether that takes `by_choice`."""
+    """The rules of an op that read a name only in conditions, each with true if that requires `by_choice`."""
     record = opdef.get(op.kind, where=op.label)
     if not record.is_pointwise or not isinstance(record.gradient, Mapping) or record.channel_inputs:
         return
@@ -103,7 +103,7 @@ def _rules(op: Op) -> Iterator[tuple[Expr, bool]]:
 
 
 def _is_told(tree: Expr) -> bool:
-    """Whether the conditions of a choice read something that its branches do not."""
+    """True if the conditions of a choice read a name that its branches do not read."""
     asked = {name for c in _conditions(tree) for name in _names(c)}
     return bool(asked - {name for branch in _branches(tree) for name in _names(branch)})
 
@@ -117,7 +117,7 @@ def _conditions(tree: Expr) -> Iterator[Expr]:
 
 
 def _branches(tree: Expr) -> Iterator[Expr]:
-    """What nested choices are between."""
+    """The branches of nested choices, without the choices."""
     if isinstance(tree, Call) and tree.kind == "Select":
         yield from _branches(tree.args[1])
         yield from _branches(tree.args[2])
@@ -134,7 +134,7 @@ def _names(tree: Expr) -> Iterator[str]:
 
 
 def _values(op: Op) -> dict[str, LogicalTensor]:
-    """What the names in an op's rules stand for in the forward graph."""
+    """The tensors of the forward graph for the names in an op's rules."""
     record = opdef.get(op.kind, where=op.label)
     names = [p.name for p in record.with_optional(len(op.inputs))]
     values = dict(zip(names, op.inputs, strict=True))

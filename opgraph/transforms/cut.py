@@ -1,4 +1,4 @@
-"""The minimum cut between a forward and a backward graph: which values to keep so that the fewest bytes are kept."""
+"""The minimum cut between a forward and a backward graph: the values to save, with the fewest bytes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from opgraph.ir.optional_dependencies import require
 from opgraph.ops.shape import VIEWS
 from opgraph.transforms.selections import Comparison, has_same_bits
 
-#: Elements that an unknown dimension is taken for: more than a parameter has, so that data counts more.
+#: Assumed extent of an unknown dimension: larger than a parameter's, so that data counts more.
 UNKNOWN_EXTENT = 4096
-#: An input exists anyway, so it is kept rather than a value of the same size, which would have to be written first.
+#: An input exists anyway, so it is preferred to a value of the same size, which would have to be written first.
 _INPUT_SHARE = 900
-#: An output is kept by whoever reads it: it counts to choose between equal cuts, and to spare one that saves no more
-#: than a few numbers.
+#: The reader of an output keeps it anyway. The small weight decides between equal cuts, and avoids an output that saves
+#: only a few numbers.
 _OUTPUT_SHARE = 1
-#: What a byte counts otherwise. Whole numbers add up exactly: of equal cuts, rounding would choose by the order in
-#: which networkx walks, which differs from process to process.
+#: The weight of every other byte. Integers add up exactly. With rounding, the choice between equal cuts would depend on
+#: the order in which networkx walks, which differs between processes.
 _SHARE = 1000
 
 
 def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
-    """The name that a value of a forward graph has as an input of its gradient: an output keeps its own.
+    """The name of a forward value as an input of the gradient graph: an output keeps its name.
 
-    The gradient has inputs with the names of the graph's own, and `d_<output>`: a value has none of these names.
+    The gradient graph also has inputs with the names of the graph's inputs, and `d_<output>`. The returned name differs
+    from all of these.
     """
     outputs = {port_name(t): t.id for t in graph.outputs}
     taken = {port_name(t) for t in graph.inputs} | {f"d_{name}" for name in outputs}
@@ -42,31 +43,31 @@ def kept_name(graph: Graph, tensor: LogicalTensor) -> str:
 
 
 def read_inputs(op: Op) -> list[LogicalTensor]:
-    """The inputs whose data an op reads; of the others only the shape counts."""
+    """The inputs whose data an op reads; only the shapes of the others count."""
     return opdef.get(op.kind, where=op.label).read_inputs(op)
 
 
 class Cut:
-    """The problem: which forward values separate the inputs of the forward graph from the backward ops.
+    """The search for the forward values that separate the inputs of the forward graph from the backward ops.
 
     Args:
-        graph, joint: the forward graph, and the gradient graph that computes its values again.
-        told: ids of conditions that an output tells.
-        compared: comparisons whose values are not computed again for them, but are for other readers.
+        graph, joint: the forward graph, and the gradient graph that recomputes its values.
+        told: ids of conditions that follow from an output.
+        compared: comparisons whose values are recomputed only for other readers, not for the comparison.
     """
 
     def __init__(self, graph: Graph, joint: Graph, told: Collection[int], compared: Iterable[Comparison] = ()) -> None:
         copied = {(c.value, made) for c in compared for made in c.between}
-        #: The values that comparisons do not compute again, by the ids of the copies that these read.
+        #: The values that are not recomputed for comparisons, by the ids of the copies that these read.
         self.copied = {-1 - value: value for value, _ in copied}
         self.inputs = {t.id for t in graph.inputs}
-        #: Outputs, and what an output tells: they cost no memory that is not taken anyway.
+        #: Outputs, and conditions that follow from one: they take no additional memory.
         self.outputs = {t.id for t in graph.outputs} | set(told)
-        # What depends on the gradients of the outputs is backward; all else is forward, recomputed or kept.
+        # Values that depend on the gradients of the outputs are backward; all others are forward, recomputed or saved.
         backward = {t.id for t in joint.inputs} - self.inputs
         self.needed: set[int] = set()
         self.made_from: dict[int, list[int]] = {}
-        #: Forward values that may have another last bit when they are computed again.
+        #: Forward values whose last bit may change when they are recomputed.
         self.inexact: set[int] = set()
         self.fixed: set[int] = set()
         for op in joint.ops:
@@ -81,9 +82,9 @@ class Cut:
                 self.inexact.update(() if has_same_bits(op) else outs)
                 if not opdef.get(op.kind, where=op.label).is_pointwise and op.kind not in VIEWS:
                     self.fixed.update(outs)
-        # A gradient that depends on no d_... (it is zero, or a copy of a shape) reads nothing.
+        # A gradient that does not depend on any d_... (it is zero, or a copy of a shape) reads nothing.
         self.needed.update(t.id for t in joint.outputs if self.made_from.get(t.id))
-        #: Values of the forward graph; what only backward makes cannot be kept from forward, whatever makes it.
+        #: Values of the forward graph. A value that only backward computes cannot be saved from forward.
         self.known = self.inputs | {t.id for op in graph.ops for t in op.outputs}
         self.fixed &= self.known
         self.fixed |= self.copied.keys()
@@ -92,7 +93,7 @@ class Cut:
         self.weights = {i: self._weight(joint.tensor(v)) for i, v in values.items() if v in self.known}
 
     def is_computed_twice(self, comparison: Comparison, kept: Collection[int]) -> bool:
-        """Whether backward makes a comparison of a value that it computes again, and of what forward made of it."""
+        """True if backward compares a value that it recomputes with a value that forward computed from it."""
         is_known = comparison.value in self.known
         if not is_known or comparison.result in kept or comparison.between.isdisjoint(kept):
             return False
@@ -108,7 +109,7 @@ class Cut:
         return False
 
     def _slice(self) -> set[int]:
-        """Forward values that the needed ones are made of, themselves included."""
+        """Forward values from which the needed ones are computed, including the needed ones."""
         seen: set[int] = set()
         waiting = list(self.needed)
         while waiting:
@@ -126,16 +127,16 @@ class Cut:
         return size * share
 
     def solved(self) -> tuple[int, set[int]]:
-        """The weight of the cheapest cut, and what it keeps."""
+        """The weight of the cheapest cut, and the values that it saves."""
         weight, kept = self._solved()
         return weight, {self.copied.get(i, i) for i in kept}
 
     def _solved(self) -> tuple[int, set[int]]:
-        """The same, with copies of values by ids of their own."""
+        """The same, with separate ids for copies of values."""
         sources = {i for i in self.slice if i in self.fixed or i not in self.made_from}
         total = sum(self.weights[i] for i in sources)
         others = [w for i, w in self.weights.items() if i not in sources]
-        if all(w >= total for w in others):  # anything else costs as much by itself
+        if all(w >= total for w in others):  # any other value alone costs as much
             return total, sources
         if len(self.needed) == 1:
             (one,) = self.needed
@@ -149,10 +150,10 @@ class Cut:
         return self._minimum_cut(sources)
 
     def _each_has_a_way(self, sources: set[int]) -> bool:
-        """Whether as much as the sources weigh flows through the values to the needed ones: then no cut is cheaper.
+        """True if a flow of the sources' whole weight to the needed values is found: then no cut is cheaper.
 
-        Each source's weight is sent along the shortest way that still has room. That finds the flow in the common case,
-        without loading networkx; not finding it proves nothing.
+        Each source's weight is sent along the shortest path with enough capacity left. This finds the flow in the
+        common case, without loading networkx. If it is not found, it may still exist.
         """
         readers: dict[int, list[int]] = {}
         for id in sorted(self.slice - sources):

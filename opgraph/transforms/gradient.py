@@ -1,7 +1,7 @@
 """Gradients: from a graph to the graph of its gradient, by the rules in the records of its ops.
 
-The result recomputes the forward values that it needs, so that one fused kernel reads inputs and writes gradients. As
-a graph like any other it is partitioned, compiled, exported and differentiated again.
+The result recomputes the forward values that it needs, so that one fused kernel reads inputs and writes gradients. Like
+any other graph it can be partitioned, compiled, exported and differentiated again.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
         graph: finalized by this call if need be.
         wrt: names of inputs, or of constants, which become inputs.
 
-    Returns: a finalized graph. Its inputs are those inputs of `graph` that it needs, by their names, and `d_<output>`
-        for each output that depends on `wrt`: the gradient of a scalar with respect to that output, of its dtype and
-        shape. Its outputs are `d_<name>` for each name of `wrt`, in that order, of the dtype and shape of that input:
-        sum over outputs of d_output times the derivative. It recomputes forward values; nothing else has to be kept.
+    Returns: a finalized graph. Its inputs are the inputs of `graph` that it needs, with their names, and `d_<output>`
+        for each output that depends on `wrt`: the gradient of a scalar with respect to that output, with its dtype and
+        shape. Its outputs are `d_<name>` for each name of `wrt`, in that order, with the dtype and shape of that input:
+        sum over outputs of d_output times the derivative. It recomputes forward values; nothing else has to be saved.
 
     Raises:
-        InvalidArguments: `wrt` is empty or names no input or constant, or a name twice.
-        InvalidDataType: an input to differentiate by that holds no floats.
-        Unimplemented: an op on the way has no gradient; the message says why.
+        InvalidArguments: `wrt` is empty, contains a name that is not an input or constant, or contains a name twice.
+        InvalidDataType: an input of `wrt` does not hold floats.
+        Unimplemented: an op on the way has no gradient; the message gives the reason.
 
-    A Select keeps the branch not taken out of the gradient altogether, also where that branch is infinite or NaN;
-    not so where the branch was broadcast to the shape of the condition: there it counts 0 times its derivative.
+    The branch of a Select that is not taken adds nothing to the gradient, even where that branch is infinite or NaN.
+    The exception is a branch that was broadcast to the shape of the condition: it adds 0 times its derivative.
     Source: reverse accumulation; Griewank and Walther, Evaluating Derivatives, 2nd edition, 2008.
     """
     return differentiated(prepared(graph, wrt), wrt)
@@ -46,7 +46,7 @@ def prepared(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Graph:
     """The graph in the form that `differentiated` takes; see `gradient` for arguments and errors.
 
     Args:
-        units: whether named units become single ops.
+        units: true if named units become single ops.
     """
     given_graph(graph, "gradient")
     if not isinstance(wrt, Iterable):
@@ -92,9 +92,9 @@ def differentiated(
     Args:
         given: ids of forward values that are inputs of the result instead of being recomputed.
         from_outputs: ids of ops whose gradient is taken from their output (`OpDef.gradient_from_output`).
-        masks: conditions, by id, that are recomputed from an output, which is an input of the result.
-        by_choice: ids of ops whose rule, a Backward kind, is taken as a choice by a condition (`conditions.by_choice`).
-        outputs: names of the outputs that a gradient is given of, the others being taken as zero; None: all.
+        masks: conditions, by id, that are recomputed from an output; the output is an input of the result.
+        by_choice: ids of ops whose rule, a Backward kind, is used in its Select form (`conditions.by_choice`).
+        outputs: names of the outputs whose gradients are given; the others are taken as zero. None: all.
     """
     names = [wrt] if isinstance(wrt, str) else wrt
     return Reverse(graph, names, given, from_outputs, masks or {}, by_choice).graph(outputs)

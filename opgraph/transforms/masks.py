@@ -1,4 +1,4 @@
-"""Masks that an output tells: a branch by the size of a value may leave the condition to be read from the result."""
+"""Masks that follow from an output: if a branch depends on the size of a value, the result may show the condition."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from opgraph.partition.pattern import Pattern, compile_pattern
 from opgraph.partition.search import Match, find_match
 from opgraph.partition.view import View, scalar
 
-#: Spellings of y whose condition holds exactly where y > 0: the positive branch is x itself, so that nothing underflows
-#: to 0, and the other one is never positive. NaN is neither. (`x >= 0` is not `y >= 0`: n x may be -0, and -0 >= 0.)
+#: Forms of y whose condition holds exactly where y > 0: the positive branch is x itself, so that nothing underflows to
+#: 0, and the other branch is never positive. NaN is neither. (`x >= 0` is not `y >= 0`: n x may be -0, and -0 >= 0.)
 _HOLDS = ("Select({c}, x, $n)", "Select({c}, x, Multiply(x, $n))")
 _CONDITION = "OneOf(Greater(x, 0), Less(0, x))"
-#: x between numbers, as relu6, hardtanh, clamp are traced and as one writes it: what x is to each of them, y is too.
+#: x between numbers, as relu6, hardtanh, clamp are traced, and as written by hand: y compares with each like x does.
 _BETWEEN = (
     "Select(Or(LessOrEqual(x, $low), GreaterEqual(x, $high)), StopGradient(Minimum(Maximum(x, $least), $most)), x)",
     "Select(And(Greater(x, $low), Less(x, $high)), x, StopGradient(Minimum(Maximum(x, $least), $most)))",
@@ -25,17 +25,17 @@ _BETWEEN = (
     "Select(LessOrEqual(x, $low), $least, x)",
     "Select(GreaterEqual(x, $high), $most, x)",
 )
-#: The bound that each comparison is with.
+#: The bound of each comparison.
 _BOUND = {"LessOrEqual": "low", "Greater": "low", "GreaterEqual": "high", "Less": "high"}
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """A condition that holds exactly where an output compares so with a number.
+    """A condition that holds exactly where a comparison of an output with a number holds.
 
     Attributes:
-        output: of the graph.
-        kind: the comparison, an op.
+        output: an output of the graph.
+        kind: the op of the comparison.
         bound: the number.
     """
 
@@ -57,7 +57,7 @@ def _between() -> tuple[Pattern, ...]:
 
 
 def masks_of_outputs(graph: Graph) -> dict[int, Told]:
-    """Conditions of a finalized graph that an output tells, by id."""
+    """Conditions of a finalized graph that follow from an output, by id."""
     found: dict[int, Told] = {}
     view = View(graph)
     for tensor in graph.outputs:

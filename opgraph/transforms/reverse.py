@@ -34,15 +34,15 @@ class Reverse:
         self.builder = GraphBuilder(graph)
         self.conditional = Conditional(self.builder)
         self.from_outputs, self.by_choice = from_outputs, by_choice
-        #: What stands in the builder for each tensor of the graph.
+        #: The builder's tensor for each tensor of the graph.
         self.values: dict[int, LogicalTensor] = {}
         self.parts: dict[int, list[Contribution]] = {}
-        #: Tensors of the builder that a gradient is wanted of, because they depend on `wrt`.
+        #: Tensors of the builder that need a gradient, because they depend on `wrt`.
         self.active = self.builder.active
-        #: Where the gradient of a value goes instead: of an op without a rule to the same value made of smaller ops, of
-        #: a given value to the op that made it.
+        #: The value that receives the gradient of another: for the result of an op without a rule, the same value
+        #: computed by smaller ops; for a given value, the result of the op that computes it.
         self.stands_in: dict[int, int] = {}
-        #: The given value that rules read in place of the one that the op here would make.
+        #: The given value that rules read in place of the result of the op here.
         self.given: dict[int, LogicalTensor] = {}
         for tensor in (*graph.inputs, *graph.constants):
             self.values[tensor.id] = self.builder.input(tensor)
@@ -81,13 +81,13 @@ class Reverse:
     # -- forward ------------------------------------------------------------------------------------------------
 
     def _forward(self, op: Op, given: Collection[int]) -> None:
-        """Enters a forward op, and inputs in place of those of its results that are given."""
+        """Adds a forward op, and inputs in place of its results that are given."""
         copied = self.builder.copy(op, self.values)
         self.values.update((t.id, made) for t, made in zip(op.outputs, copied.outputs, strict=True))
         is_active = any(t.id in self.active for t in copied.inputs)
         record = opdef.get(op.kind, where=op.label)
         if is_active:
-            # What has no dtype here (a sequence) may hold floats; where its gradient counts, the rule says what of it.
+            # A value without a dtype (a sequence) may hold floats; the rule determines which of its parts count.
             self.active.update(t.id for t in copied.outputs if t.dtype in dtypes.FLOATS or t.dtype == dtypes.UNDEF)
             if record.gradient is None and record.decomposition is not None and record.is_pointwise:
                 self._decompose(copied, record)
@@ -104,7 +104,7 @@ class Reverse:
             self.values[tensor.id] = self.given.get(made.id, made)
 
     def _keep(self, tensor: LogicalTensor) -> LogicalTensor:
-        """The input that stands for a forward value."""
+        """The input that holds a forward value."""
         if tensor.id not in self.kept:
             self.kept[tensor.id] = self.builder.new_input(kept_name(self.source, tensor), tensor)
         return self.kept[tensor.id]
@@ -119,20 +119,20 @@ class Reverse:
         self.stands_in[op.outputs[0].id] = root.id
 
     def _spell(self, op: Op, speller: opdef.Speller) -> None:
-        """Enters the same op in smaller ones, through which its gradient goes."""
+        """Adds the same op as smaller ones, which its gradient passes through."""
         before = len(self.builder.ops)
         for tensor, made in zip(op.outputs, speller(self.builder, op), strict=True):
             self.stands_in[tensor.id] = made.id
         self._activate(before)
 
     def _activate(self, before: int) -> None:
-        """Marks what the ops entered since make, where it depends on `wrt`."""
+        """Marks the results of the ops added since `before` that depend on `wrt`."""
         for added in self.builder.ops[before:]:
             if any(t.id in self.active for t in added.inputs):
                 self.active.update(t.id for t in added.outputs if t.dtype in dtypes.FLOATS)
 
     def _aligned(self, record: opdef.OpDef, op: Op) -> list[LogicalTensor]:
-        """Operands of an op here, those along a channel axis spread out so that formulas may use them as they are."""
+        """Operands of an op here. Those along a channel axis are broadcast, so that formulas may use them directly."""
         operands = list(op.inputs)
         ranks = [t.ndim for t in op.inputs]
         for index in record.channel_inputs:
@@ -171,7 +171,7 @@ class Reverse:
         values.update((p.name, self.given.get(t.id, t)) for p, t in zip(record.outputs, op.outputs))
         values["d"], conditions = total.value, total.conditions
         ranks = [t.ndim for t in op.inputs]
-        if record.family == "sum" and record.lies_along_channel(1, ranks, op.attrs):  # and conditions with the sum
+        if record.family == "sum" and record.lies_along_channel(1, ranks, op.attrs):  # broadcast like d
             conditions = self.conditional.spread(conditions, op.inputs[0], _channel(op))
         for index, (name, tensor) in enumerate(zip(names, op.inputs, strict=True)):
             if not wanted[index]:
@@ -184,7 +184,7 @@ class Reverse:
             if tree is None:
                 raise _refused(op, record, name)
             channel = _channel(op) if record.lies_along_channel(index, ranks, op.attrs) else {}
-            # In 16 bits where the operand is: in f32, which numbers like 0.1 stay in, a TypeCast would round it here.
+            # In 16 bits if the operand is. In f32 (numbers like 0.1 stay in f32), a TypeCast would round it here.
             dtype = tensor.dtype if total.value.dims == tensor.dims and not channel else None
             for part in self._branches(tree, values, op.attrs, conditions, dtype):
                 self._to_operand(tensor, part, channel)
@@ -197,10 +197,10 @@ class Reverse:
         conditions: Conditions,
         dtype: str | None,
     ) -> list[Contribution]:
-        """What a rule contributes; a Select between something and 0 is kept as a condition.
+        """The contributions of a rule; a Select between a value and 0 is kept as a condition.
 
         Args:
-            dtype: that of the operand, which the contribution has where its op may meet f32 operands.
+            dtype: the operand's dtype, which the contribution has even if its op has f32 operands.
         """
         if tree == Num(0):
             return []
@@ -216,7 +216,7 @@ class Reverse:
         return [Contribution(value, conditions)]
 
     def _to_operand(self, tensor: LogicalTensor, part: Contribution, channel: dict[str, Any]) -> None:
-        """Adds a contribution to an operand: summed to its shape where it was broadcast, in its dtype."""
+        """Adds a contribution to an operand: summed to its shape if it was broadcast, in its dtype."""
         value = part.value
         if channel or value.dims is None or value.dims != tensor.dims or None in value.dims:
             value = self.conditional.written(part)
@@ -228,7 +228,7 @@ class Reverse:
         self._add(tensor, part)
 
     def _results(self) -> dict[str, LogicalTensor]:
-        """The outputs by name; each a tensor of its own."""
+        """The outputs by name; each is a separate tensor."""
         results: dict[str, LogicalTensor] = {}
         used: set[int] = set()
         for name, tensor in self.wrt:
@@ -245,7 +245,7 @@ class Reverse:
 
 
 def _channel(op: Op) -> dict[str, Any]:
-    """The attributes that say where a channel operand lies."""
+    """The attributes that define the axis of a channel operand."""
     return {k: value for k, value in op.attrs.items() if k in ("data_format", "per_channel_broadcast")}
 
 

@@ -1,9 +1,9 @@
-"""What is kept for backward, decided before anything runs: a contract, not a heuristic.
+"""Chooses the tensors saved for backward. The choice is made before anything runs, as a contract, not by a heuristic.
 
-The values that the backward graph reads from the forward one are a cut through the two together: below it everything is
-recomputed, in registers, above it nothing is needed any more. Pointwise ops may be recomputed, library ops may not. The
-cut with the fewest bytes is taken: an input, or a value in between where that is smaller (a 1-byte mask, a sum of two
-inputs), or an output, which whoever reads it next keeps anyway and which therefore counts nothing.
+The values that the backward graph reads from the forward graph are a cut through both: everything below it is
+recomputed in registers, and nothing above it is needed any more. Pointwise ops may be recomputed, library ops may not.
+The cut with the fewest bytes is chosen: inputs, or values in between where they are smaller (a 1-byte mask, a sum of
+two inputs), or outputs, which count nothing because their next reader keeps them anyway.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from opgraph.transforms.units import needed
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """One tensor that is kept from forward to backward.
+    """One tensor that is saved for backward.
 
     Attributes:
-        name: of an input or output of the graph, or kept_<id> for a value in between.
-        role: "input", "output" or "value"; or "shape": only the shape is kept, of an input or of what a library made.
+        name: the name of an input or output of the graph, or kept_<id> for a value in between.
+        role: "input", "output" or "value"; or "shape": only the shape of an input or of a library's result is saved.
         dtype, shape: as far as known before running.
-        bytes: what it takes; None where the shape is not known yet, 0 for a mere shape.
+        bytes: its size; None if the shape is not known yet, 0 if only the shape is saved.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """A graph made ready for training.
+    """A graph prepared for training.
 
     Attributes:
-        forward: the graph, with the values to keep as further outputs where there are any.
-        backward: the gradient graph over the kept values and `d_<output>`.
-        saved: what is kept, in the order of the backward graph's inputs.
-        given, from_outputs, masks, by_choice: what was chosen, as `differentiated` takes it.
+        forward: the graph, with the values to save as further outputs, if there are any.
+        backward: the gradient graph over the saved values and `d_<output>`.
+        saved: the saved tensors, in the order of the backward graph's inputs.
+        given, from_outputs, masks, by_choice: the choices, as arguments of `differentiated`.
     """
 
     forward: Graph
@@ -62,12 +62,12 @@ class TrainingPlan:
     by_choice: frozenset[int] = frozenset()
 
     def backward_of(self, wrt: Sequence[str], outputs: Collection[str]) -> Graph:
-        """The backward graph for some of the inputs, given gradients of some outputs of the forward graph alone.
+        """The backward graph for some of the inputs, with gradients of only some outputs of the forward graph.
 
         Args:
             wrt: names among those that the plan was made for.
-            outputs: names of outputs of `forward`, kept values included. Of these a gradient comes where the backward
-                pass is itself differentiated, and then needs nothing more than is kept.
+            outputs: names of outputs of `forward`, including saved values. Saved values have a gradient if the backward
+                pass is itself differentiated. It then needs no more saved values.
         """
         return differentiated(
             self.forward,
@@ -81,15 +81,15 @@ class TrainingPlan:
 
 
 def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> TrainingPlan:
-    """Chooses what to keep, and derives the graphs of both passes.
+    """Chooses the tensors to save, and derives the graphs of both passes.
 
     Args:
         graph: finalized by this call if need be.
         wrt: names of the inputs (or constants, which become inputs) to differentiate by.
-        units: whether named units are differentiated as single ops.
+        units: true if named units are differentiated as single ops.
 
     Raises:
-        as `gradient`, which says so; Unimplemented where the choice needs networkx and it is missing.
+        The errors of `gradient`; Unimplemented if the choice needs networkx and it is missing.
     """
     ready = prepared(graph, wrt, units=units)
     told = masks_of_outputs(ready)
@@ -116,17 +116,17 @@ def training_plan(graph: Graph, wrt: Sequence[str], *, units: bool = True) -> Tr
 
 
 def read_tensors(graph: Graph) -> set[int]:
-    """Ids of the tensors whose data some op reads; of the others only the shape counts."""
+    """Ids of the tensors whose data some op reads; only the shapes of the others count."""
     return {t.id for op in graph.ops for t in read_inputs(op)}
 
 
 def _costly_shapes(backward: Graph, forward: set[int]) -> set[int]:
-    """Forward values of which backward reads the shape alone, and that would be made a second time only for that.
+    """Forward values of which backward reads only the shape, and which would be recomputed only for that.
 
-    That is where a library makes them, or reads them: it takes tensors, where a kernel takes the shape.
+    This happens if a library computes or reads them: it takes tensors, where a kernel takes the shape.
 
     Args:
-        forward: ids of the values that the forward graph makes and that are not kept.
+        forward: ids of the values that the forward graph computes and that are not saved.
     """
     costly: set[int] = set()
     for op in backward.ops:
@@ -135,7 +135,7 @@ def _costly_shapes(backward: Graph, forward: set[int]) -> set[int]:
     read = {t.id for t in backward.outputs}
     found: set[int] = set()
     for op in reversed(backward.ops):
-        if any(t.id in read for t in op.outputs):  # else only the shape of what it makes counts
+        if any(t.id in read for t in op.outputs):  # else only the shapes of its results count
             read.update(t.id for t in read_inputs(op))
             found.update({t.id for t in op.inputs} & (forward if _by_library(op) else costly))
     return found - read
@@ -147,7 +147,7 @@ def _by_library(op: Op) -> bool:
 
 
 def _from_outputs(graph: Graph) -> tuple[int, ...]:
-    """Ops that make an output of the graph from which alone their gradient follows."""
+    """Ops that compute an output of the graph and whose gradient follows from that output alone."""
     outputs = {t.id for t in graph.outputs}
     found = []
     for op in graph.ops:
@@ -160,7 +160,7 @@ def _from_outputs(graph: Graph) -> tuple[int, ...]:
 def _cheapest(
     asked: Conditioned, wrt: Sequence[str], told: Collection[int], from_outputs: Collection[int]
 ) -> tuple[int, set[int], Collection[int]]:
-    """The cheapest values to keep: their weight, their ids, and `from_outputs`."""
+    """The cheapest values to save: their weight, their ids, and `from_outputs`."""
     joint = differentiated(asked.graph, wrt, from_outputs=from_outputs, by_choice=asked.chosen)
     found = comparisons(joint)
     held: list[Comparison] = []

@@ -1,13 +1,13 @@
-"""Comparisons of a value with elements that were selected from it, as `v == v.amax(0)`: both are of one computation.
+"""Comparisons of a value with elements selected from it, as `v == v.amax(0)`: both must come from one computation.
 
-Kernels round as they please within an op's bounds: what a row is divided by may become a factor, and a norm in small
-ops is one unit. So a value that is computed a second time, in another kernel, may differ in its last bit. Then no
-element of it equals its own maximum, the gradient of ReduceMax, in equal parts to all that are largest, is 0 / 0, and
-`sqrt(max(v) - v)` is NaN.
+Kernels may round differently within an op's bounds: a divisor of a row may become a factor, and a norm in small ops is
+one unit. So a value that is recomputed in another kernel may differ in its last bit. Then no element of it equals its
+own maximum. The gradient of ReduceMax, in equal parts to all largest elements, is then 0 / 0, and `sqrt(max(v) - v)` is
+NaN.
 
-Found are the values that reach one operand of a comparison element by element, and another one by a selection, too. A
-difference or quotient of such operands counts as a comparison where a function with a jump or an edge (Sign, Sqrt)
-reads it. `Origins` looks for them in any graph; `comparisons` does in a graph of ops.
+This module finds the values that reach one operand of a comparison element by element, and also another operand through
+a selection. A difference or quotient of such operands counts as a comparison if a function with a jump or an edge
+(Sign, Sqrt) reads it. `Origins` finds them in any graph, `comparisons` in a graph of ops.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Role:
-    """What an op does with the elements of its operands: numbers of a bit each, which add up.
+    """An op's use of the elements of its operands: flags of one bit each.
 
     Attributes:
-        OPAQUE: none of what follows.
+        OPAQUE: none of the following.
         POINTWISE: it computes each element from one element of each operand.
-        MOVES: its results are elements of all operands, at other places or chosen at each place.
+        MOVES: its results are elements of all operands, at other positions or chosen at each position.
         SELECTS: its results are elements of its operands, or follow from single ones.
-        EXACT: its results have the bits of its first operand, or tell them, whichever kernel computes them.
-        MEETS: it makes zero, one or an operand itself where its operands are equal.
-        KEEPS_SIDES: it leaves zeros, ones and their neighbours on the side on which they are.
-        EDGED: it jumps, or ends, at zero or one.
+        EXACT: its results have the bits of its first operand, or determine them, in every kernel.
+        MEETS: its result is zero, one or an operand itself where its operands are equal.
+        KEEPS_SIDES: zeros, ones and their neighbours stay on the same side.
+        EDGED: it jumps, or its domain ends, at zero or one.
     """
 
     OPAQUE = 0
@@ -81,8 +81,8 @@ _ROLES: dict[str, int] = {
     ),
 }  # fmt: skip
 
-#: Kinds that every kernel computes to the last bit, where no operand or result has 16 bits: kernels round these when
-#: they store them. Named units, as HardSwish, are ops of their own by the time that this is asked.
+#: Kinds with the same bits in every kernel, if no operand or result has 16 bits: kernels round these when they store
+#: them. Named units, such as HardSwish, are already single ops when this is used.
 _SAME_BITS = frozenset(
     (
         "Add", "Subtract", "Multiply", "Square", "Select", "ReLU", "Clamp", "Maximum", "Minimum", "And", "Or", "Not",
@@ -93,14 +93,14 @@ _SAME_BITS = frozenset(
 
 @dataclass(slots=True)
 class _Origin:
-    """What a value is made of: sets of values, a bit for each.
+    """The values from which a value is computed, as sets with a bit for each.
 
     Attributes:
         own: the value itself.
-        direct: by pointwise ops alone, itself included.
-        moved: likewise, and an element may be one of another place.
-        selected: through a selection.
-        met: values whose elements met selected ones, in a difference that is zero where they are equal.
+        direct: values from which it is computed by pointwise ops alone, itself included.
+        moved: the same, if an element may come from another position.
+        selected: values from which it is computed through a selection.
+        met: values whose elements are combined with selected ones, in a difference that is zero where they are equal.
     """
 
     own: int = 0
@@ -111,7 +111,7 @@ class _Origin:
 
 
 class Origins(Generic[Key]):
-    """The origins of the values of a graph, which are added in its order."""
+    """The origins of the values of a graph. Values are added in the order of the graph."""
 
     def __init__(self) -> None:
         self._of: dict[Key, _Origin] = {}
@@ -120,12 +120,12 @@ class Origins(Generic[Key]):
         self._exact: dict[Key, Key] = {}
 
     def add(self, key: Key, role: int, sources: Sequence[Key]) -> list[Key]:
-        """Notes the origin of a value.
+        """Records the origin of a value.
 
         Args:
-            sources: what it is made of; of a selection its data alone.
+            sources: the values from which it is computed; for a selection only its data.
 
-        Returns: the values that it compares with elements of their own.
+        Returns: the values that it compares with their own elements.
         """
         known = [s for s in sources if s in self._of]
         given = [self._of[s] for s in known]
@@ -149,7 +149,7 @@ class Origins(Generic[Key]):
         return self._last(compared) if compared else []
 
     def between(self, value: Key, comparison: Key) -> list[Key]:
-        """What a comparison is made of, itself included, and what in turn is made of a value."""
+        """The values from which a comparison is computed, itself included, and which are computed from `value`."""
         bit = self._of[value].own
         seen: dict[Key, None] = {}
         waiting = [comparison]
@@ -162,7 +162,7 @@ class Origins(Generic[Key]):
         return list(seen)
 
     def _last(self, values: int) -> list[Key]:
-        """Those of some values of which no other one is made, before casts and changes of sign."""
+        """The values of a set from which no other one is computed, before casts and changes of sign."""
         found: dict[Key, None] = {}
         while values:
             key = self._keys[values.bit_length() - 1]
@@ -184,9 +184,9 @@ def _joined(origins: Sequence[_Origin]) -> _Origin:
 
 
 def _meeting(origins: Sequence[_Origin]) -> int:
-    """What one operand has in its place, and another one selected or moved.
+    """The values that one operand has in place, and another operand has selected or moved.
 
-    Two parts of a value have no element in common: an element meets itself where one operand has it in its place.
+    Two parts of a value have no common element: an element is combined with itself if one operand has it in place.
     """
     met = 0
     for place, one in enumerate(origins):
@@ -201,8 +201,8 @@ class Comparison:
 
     Attributes:
         value: the value.
-        result: what the comparison makes.
-        between: what the comparison is made of and what is made of the value, the result of the comparison included.
+        result: the result of the comparison.
+        between: the values computed from the value and read by the comparison, directly or not; with `result`.
     """
 
     value: int
@@ -211,7 +211,7 @@ class Comparison:
 
 
 def comparisons(graph: Graph) -> list[Comparison]:
-    """Those of a graph of ops, in which equal ops are one."""
+    """The comparisons of a graph of ops, in which equal ops are one op."""
     roles = [(op, _role(op)) for op in graph.ops]
     if not any(role & (Role.SELECTS | Role.MOVES) for _, role in roles):
         return []
@@ -228,19 +228,19 @@ def comparisons(graph: Graph) -> list[Comparison]:
 
 
 def has_same_bits(op: Op) -> bool:
-    """Whether an op has the same result in every kernel."""
+    """True if an op has the same result in every kernel."""
     return op.kind in _SAME_BITS and not any(t.dtype in ("f16", "bf16") for t in (*op.inputs, *op.outputs))
 
 
 def selects(op: Op) -> bool:
-    """Whether an op finds the largest or smallest elements of its first input."""
+    """True if an op finds the largest or smallest elements of its first input."""
     row = opdef.of(op).row
     return row is not None and row.how in ("largest", "smallest")
 
 
 @cache
 def role_of(kind: str, dtype: str) -> int:
-    """What ops of a kind do that make values of a dtype, whatever their attributes and operands."""
+    """The role of ops of a kind with results of a dtype, for any attributes and operands."""
     record = opdef.get(kind, where="a selection")
     if record.foreign or (record.row is not None and record.row.how in ("largest", "smallest")):
         return Role.SELECTS
@@ -257,5 +257,5 @@ def _role(op: Op) -> int:
 
 
 def _is_zero_or_one(number: np.ndarray | None) -> bool:
-    """Whether a difference from a number is on a known side of 0 or 1 where its other operand is."""
+    """True if a difference from a number is on a known side of 0 or 1 where its other operand is."""
     return number is not None and number.size == 1 and abs(float(number.item())) in (0.0, 1.0)

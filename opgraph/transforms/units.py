@@ -1,7 +1,7 @@
-"""Named units as single ops, and unknown dimensions as symbols: what a graph looks like before it is differentiated.
+"""Named units as single ops, and unknown dimensions as symbols: the form of a graph before it is differentiated.
 
-A unit is differentiated as what it is: the derivative of Swish is one accurate function, that of its parts loses
-digits and turns NaN where a part is infinite.
+A unit is differentiated as one op: the derivative of Swish is one accurate function, but the derivative of its parts
+loses digits and is NaN where a part is infinite.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def with_constants(graph: Graph, arrays: Mapping[int, np.ndarray]) -> Graph:
     """The same graph with other values for some constants.
 
     Args:
-        arrays: by tensor id, of the dtypes and shapes that the constants have.
+        arrays: arrays by tensor id, with the dtypes and shapes of the constants.
     """
     return _rebuilt(graph, graph.ops, {id: graph.tensor(id).with_(data=array) for id, array in arrays.items()})
 
@@ -50,7 +50,7 @@ def named(graph: Graph) -> Graph:
 
 
 def needed(graph: Graph, ids: Collection[int]) -> Graph:
-    """The same graph without ops that neither an output nor one of these values needs."""
+    """The same graph without the ops that are needed by no output and none of these values."""
     return _rebuilt(graph, needed_ops(graph.ops, {*ids, *(t.id for t in graph.outputs)})[0], {})
 
 
@@ -59,7 +59,7 @@ def with_symbols(graph: Graph) -> Graph:
     shapes = symbolic_shapes(graph)
     _make_equal(graph.ops, shapes)
     taken = {d for s in shapes.values() if not isinstance(s, str) for d in s if isinstance(d, str)}
-    taken |= {d for t in graph.inputs for d in t.dims or () if isinstance(d, str)}  # of inputs that no op reads, too
+    taken |= {d for t in graph.inputs for d in t.dims or () if isinstance(d, str)}  # also of inputs that no op reads
     names: dict[str, str] = {}
     tensors = {}
     for id, shape in shapes.items():
@@ -73,14 +73,14 @@ def with_symbols(graph: Graph) -> Graph:
 
 
 def _make_equal(ops: Iterable[Op], shapes: dict[int, Shape]) -> None:
-    """Gives unknown dimensions one name where an op takes inputs of one shape alone: it refuses sizes that differ."""
+    """Gives unknown dimensions one name if an op takes only inputs of equal shape: it rejects sizes that differ."""
     for op in ops:
         if opdef.of(op).infer is not broadcast_rule or op.attrs.get("auto_broadcast") != "none":
             continue
         own = [s for t in (*op.inputs, *op.outputs) if not isinstance(s := shapes[t.id], str)]
         same: dict[int | str, int | str] = {}
         for dims in zip(*own, strict=False):
-            # A size that is known goes first, then a symbol of the graph; names that symbolic_shapes made go last.
+            # A known size is preferred, then a symbol of the graph; names that symbolic_shapes created come last.
             first = min((same.get(d, d) for d in dims), key=lambda d: (isinstance(d, str), is_private(d)))
             same = {d: first if now in dims else now for d, now in same.items()}
             same |= {d: first for d in dims if is_private(d)}
@@ -91,7 +91,7 @@ def _make_equal(ops: Iterable[Op], shapes: dict[int, Shape]) -> None:
 
 
 def _rebuilt(graph: Graph, ops: Iterable[Op], changed: Mapping[int, LogicalTensor]) -> Graph:
-    """The graph with these ops, some tensors changed, and its notes and defaults."""
+    """The graph with these ops and changed tensors, and with its notes and defaults."""
     result = rebuilt(graph, ops, changed)
     result.set_outputs(changed.get(t.id, t) for t in graph.outputs)
     result.notes, result.defaults = list(graph.notes), dict(graph.defaults)
