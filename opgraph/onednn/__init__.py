@@ -1,4 +1,4 @@
-"""oneDNN Graph's own files in and out, and its real library as a peer; loaded on first use.
+"""Reads and writes oneDNN Graph's own files, and runs graphs in its real library; loaded on first use.
 
 g = og.onednn.load("graph-100.json"); og.onednn.dump(g, "again.json")     # equal as JSON
 real = og.onednn.library.load().build(g)                                  # needs pip install "opgraph[onednn]"

@@ -1,4 +1,4 @@
-"""What an op says that oneDNN has no word for, read off the list of differences: no file is written that it refuses."""
+"""Properties of an op that oneDNN does not have, from the list of differences: no file is written that it rejects."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from opgraph.ops.onednn_differences import DIFFERENCES, UNSEEN, Listed
 
 
 def own_attributes(record: OpDef) -> frozenset[str]:
-    """The attributes that oneDNN does not have; they are left out where they have their defaults."""
+    """The attributes that oneDNN does not have; they are omitted if they have their defaults."""
     return frozenset(name for listed in _listed(record.kind) for name in _named(listed, r"has attribute (\w+)"))
 
 
 def beyond(op: Op, record: OpDef) -> str | None:
-    """What of an op of one of oneDNN's kinds it would refuse, in words; None where it takes the op."""
+    """The part that oneDNN would reject of an op of one of its kinds, in words; None if it accepts the op."""
     given = dict(zip(record.input_names(len(op.inputs)), op.inputs, strict=True))
     for name in own_attributes(record):
         attr = record.attr(name)
@@ -51,7 +51,7 @@ def _listed(kind: str) -> tuple[Listed, ...]:
 
 @cache
 def _dtypes(kind: str) -> frozenset[tuple[str, str]]:
-    """Pairs of a port and a dtype that it may have here alone."""
+    """Pairs of a port and a dtype that it may have only in opgraph."""
     pairs = (what.split(" may be ") for listed in _listed(kind) for what in listed.what if " may be " in what)
     return frozenset((port, dtype) for port, dtype in pairs if dtype in dtypes.BY_NAME)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def c_op(lib: Library, op: Op) -> ctypes.c_void_p:
-    """An op of the library, with the tensors and attributes of one of ours; the caller gives it back.
+    """A library op with the tensors and attributes of an op of opgraph; the caller destroys it.
 
     Raises:
         Unimplemented: a kind, attribute or dtype that this version of the library does not have.
@@ -37,7 +37,7 @@ def c_op(lib: Library, op: Op) -> ctypes.c_void_p:
             attr = record.attr(name)
             if attr is None:
                 raise Unimplemented("oneDNN's Wildcard takes no attributes", where=op.label, fix="leave them out")
-            # What has its default is left out: the library rejects attributes that only opgraph's record has.
+            # Defaults are omitted: the library rejects attributes that only opgraph's record has.
             if value != attr.default:
                 _set_attr(lib, made, op, name, attr.type, value)
     except BaseException:
@@ -51,7 +51,7 @@ def c_tensor(tensor: LogicalTensor) -> CLogicalTensor:
 
     Raises:
         Unimplemented: a dtype that this version of the library does not have.
-        InvalidArguments: an unknown dimension, or more of them than the library takes.
+        InvalidArguments: an unknown dimension, or more dimensions than the library takes.
     """
     number = capi.DTYPE.get(tensor.dtype)
     if number is None or len(tensor.shape) > capi.MAX_DIMS:
@@ -81,6 +81,6 @@ def _set_attr(lib: Library, made: ctypes.c_void_p, op: Op, name: str, type_: str
     ctype: Any = {"f32": ctypes.c_float, "s64": ctypes.c_int64, "bool": ctypes.c_uint8}[scalar]
     values = list(value) if type_.endswith("[]") else [value]
     data = (ctype * len(values))(*values)
-    # A length of 0 means one number, which is not a list of one; of bools there are no lists.
+    # A length of 0 means one number, not a list of one. There are no lists of bools.
     length = len(values) if type_.endswith("[]") or scalar == "bool" else 0
     lib.call(f"graph_op_set_attr_{scalar}", made, number, data, length, where=f"{op.label}, attribute {name}")

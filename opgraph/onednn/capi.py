@@ -1,4 +1,4 @@
-"""oneDNN's C API by ctypes: its structures, its numbers for kinds and attributes, its statuses as errors.
+"""oneDNN's C API through ctypes: its structures, its numbers for kinds and attributes, its statuses as errors.
 
 Source: include/oneapi/dnnl/dnnl_graph.h and dnnl_graph_types.h of oneDNN 3.2. The wheel ships no headers.
 """
@@ -35,7 +35,7 @@ _KINDS = (
     "softmax_backward softplus softplus_backward sqrt sqrt_backward square squared_difference static_reshape "
     "static_transpose subtract tanh tanh_backward type_cast wildcard hard_sigmoid hard_sigmoid_backward"
 )
-#: A kind's number, by its name in lower case: the header writes `soft_max` as `softmax`, the op is called SoftMax.
+#: Number of a kind, by its name in lower case: the header writes `soft_max` as `softmax`, the op's name is SoftMax.
 KIND = {name.replace("_", ""): number for number, name in enumerate(_KINDS.split())}
 
 #: dnnl_graph_op_attr_t: each type of attribute has a range of numbers.
@@ -51,7 +51,7 @@ _ATTRS = {
 }
 ATTR = {name: first + i for first, names in _ATTRS.items() for i, name in enumerate(names.split())}
 
-#: dnnl_data_type_t, as far as the graph API of 3.2 takes it.
+#: dnnl_data_type_t, only the values that the graph API of 3.2 takes.
 DTYPE = {"f16": 1, "bf16": 2, "f32": 3, "s32": 4, "s8": 5, "u8": 6, "boolean": 8}
 PROPERTY = {"undef": 0, "variable": 1, "constant": 2}
 STRIDED = 2
@@ -76,7 +76,7 @@ Dims = c_int64 * MAX_DIMS
 
 
 class CLogicalTensor(ctypes.Structure):
-    """dnnl_graph_logical_tensor_t; the union of strides and layout id as strides."""
+    """dnnl_graph_logical_tensor_t; its union of strides and layout id is `strides`."""
 
     _fields_ = (
         ("id", c_size_t),
@@ -112,10 +112,10 @@ _LT = POINTER(CLogicalTensor)
 _LTS = POINTER(_LT)
 _ONE = POINTER(c_void_p)
 _SIZE = POINTER(c_size_t)
-#: Argument types by function; every one returns a status. A pointer-sized handle would be cut to an int otherwise.
-#: Bits of dnnl_cpu_isa_t, any of which has arithmetic on a dtype: AVX2 VNNI 2, and AVX-512 or its FP16 part.
+#: Bits of dnnl_cpu_isa_t; each one has arithmetic on the dtype: AVX2 VNNI 2, and AVX-512 or its FP16 part.
 ISA_OF = {"bf16": 0x10 | 0x20, "f16": 0x10 | 0x100}
 
+#: Argument types by function. Every function returns a status. Without them a handle would be truncated to an int.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "engine_create": (_ONE, c_int, c_size_t),
     "engine_destroy": (c_void_p,),
@@ -157,7 +157,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def checked(status: int, what: str, where: str) -> None:
-    """Raises the error that is named after a status other than success."""
+    """Raises the error for a status other than success."""
     if status == 0:
         return
     name, error = _STATUS[status] if 0 <= status < len(_STATUS) else (f"status {status}", DeviceError)

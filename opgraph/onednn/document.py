@@ -1,7 +1,7 @@
-"""The text of a graph file, read as what it must be: JSON of oneDNN's form, every field of its type, and nothing else.
+"""Strict reader of a graph file's text: it must be JSON of oneDNN's form, each field with its type, and nothing else.
 
 Source: the writer of oneDNN, src/graph/interface/{graph.cpp,op.hpp,value.hpp}. Files are untrusted: duplicate keys,
-NaN tokens, numbers out of range, unknown fields and deep nesting are refused, each by its place in the file.
+NaN tokens, numbers out of range, unknown fields and deep nesting are rejected, each with its place in the file.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from opgraph.errors import ModelError
 #: One JSON object.
 Entry: TypeAlias = dict[str, Any]
 
-#: What oneDNN writes for a shape or stride of which nothing is known, and for one unknown size among others.
+#: oneDNN writes this for a wholly unknown shape or stride, and for one unknown size among others.
 UNKNOWN = -(2**63)
-#: What f32 rounds to infinity, from here on.
+#: From this number on, f32 rounds to infinity.
 _TOO_LARGE = 2**128 - 2**103
-#: A million ops take 300 MB; more than this is read by nobody.
+#: A million ops take 300 MB; larger files than this are not read.
 MAX_BYTES = 1 << 30
 
 _HEAD = ("version", "engine_kind", "fpmath_mode", "fpmath_mode_apply_to_int", "input_ports", "output_ports", "graph")
@@ -33,7 +33,7 @@ _FIX = "write it with oneDNN (ONEDNN_GRAPH_DUMP=graph) or opgraph.onednn.dump"
 
 
 class BadFile(Exception):  # noqa: N818 - `load` turns it into a ModelError that names the file
-    """What is wrong, and where in the document."""
+    """An error message with its place in the document."""
 
     def __init__(self, what: str, place: str) -> None:
         super().__init__(what, place)
@@ -45,7 +45,7 @@ def read_document(path: str | os.PathLike[str]) -> Entry:
     """The checked content of a file.
 
     Raises:
-        ModelError: no such file, too long, not UTF-8, no JSON, or not of oneDNN's form; with the place.
+        ModelError: the file is missing, too long, not UTF-8, not JSON, or not in oneDNN's form; with the place.
     """
     label = os.fspath(path)
     try:
@@ -97,14 +97,14 @@ def _no_number(token: str) -> NoReturn:
     raise BadFile(f"{token} is no JSON", "somewhere")
 
 
-# -- what each part must be -----------------------------------------------------------------------------------------
+# -- required form of each part -------------------------------------------------------------------------------------
 
 
 def checked_document(found: Any) -> Entry:
-    """A document that has oneDNN's form; what its ops mean is checked by the graph.
+    """Returns the document if it has oneDNN's form. The meaning of its ops is checked by the graph.
 
     Raises:
-        BadFile: it has not.
+        BadFile: it does not have this form.
     """
     document = _object(found, "the top level")
     for key in document:
@@ -178,7 +178,7 @@ def _fits(kind: str, value: Any) -> bool:
         return type(value) is int and value in (0, 1)
     if kind == "s64":
         return type(value) is int and -(2**63) <= value < 2**63
-    return type(value) in (int, float) and abs(value) < _TOO_LARGE  # so not 1e999, which Python reads as infinite
+    return type(value) in (int, float) and abs(value) < _TOO_LARGE  # excludes 1e999, which Python reads as infinity
 
 
 def _refuse_fields(entry: Mapping[str, Any], known: frozenset[str], place: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""From a Graph to a graph file of oneDNN, written whole or not at all."""
+"""Writes a Graph to a graph file of oneDNN, completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from opgraph.onednn.record import FileRecord
 
 
 def dump(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Writes a graph as oneDNN does, for its own tools and for `load`.
+    """Writes a graph as oneDNN does, for oneDNN's tools and for `load`.
 
-    A graph that `load` made gives back a file equal to the one that it came from, as JSON. Any other is written with
-    all attributes, floats with the fewest digits that read back as the same f32 (oneDNN writes 6), and symbols as
-    unknown sizes. Names of tensors have no place in the file: after `load` they are t<id>.
+    For a graph from `load`, the file equals the original one, as JSON. Any other graph is written with all attributes.
+    Floats have the fewest digits that read back as the same f32 (oneDNN writes 6), and symbols become unknown sizes.
+    The file format has no names of tensors: after `load` they are t<id>.
 
     Args:
         graph: finalized by this call if need be.
-        path: where to write; what is there is replaced when everything is written.
+        path: the file to write; an existing file is replaced after everything is written.
 
     Raises:
         InvalidGraph, InvalidShape: the graph cannot be finalized.
-        Unimplemented: the graph holds what oneDNN has no word for: a kind beyond its own, f64, a constant with data.
-        InvalidArguments: no graph, no path, or one that cannot be written. Nothing has changed then.
+        Unimplemented: oneDNN cannot represent a part of the graph: a kind that it lacks, f64, a constant with data.
+        InvalidArguments: no graph, no path, or a path that cannot be written. Nothing is changed in this case.
     """
     text = "".join(_lines(given_graph(graph, "opgraph.onednn.dump")))
     target = given_path(path, "opgraph.onednn.dump")
@@ -68,10 +68,10 @@ def _entries(graph: Graph, record: FileRecord | None) -> Iterator[Entry]:
 
 
 def _ends(graph: Graph) -> list[Entry]:
-    """An End for each output that is read inside as well, or is an input: the files have no other way to say that.
+    """An End for each output that an op also reads, or that is an input: the files have no other form for these.
 
     Raises:
-        Unimplemented: a value that nobody reads is no output of the graph; in a file it would be.
+        Unimplemented: a value without a reader is not an output of the graph; in a file it would be one.
     """
     outputs = {t.id for t in graph.outputs}
     read = {t.id for op in graph.ops for t in op.inputs}
@@ -102,6 +102,6 @@ def _op_text(entry: Entry) -> str:
 
 
 def _json(value: object) -> str:
-    """Without escapes where that is possible: oneDNN's reader decodes none of them rightly."""
+    """JSON without escapes where possible: oneDNN's reader decodes none of them correctly."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isprintable() else json.dumps(value)

@@ -1,7 +1,7 @@
-"""How ops and tensors are spelled in a graph file: from a finalized Graph to JSON's objects.
+"""The form of ops and tensors in a graph file: from a finalized Graph to JSON objects.
 
-What oneDNN has no word for is refused by name: kinds beyond its own, inputs, attributes and dtypes that they have here
-alone, f64, constants with data, infinite attributes, ids beyond size_t, more than 12 dimensions.
+Things that oneDNN cannot represent are rejected by name: kinds other than its own, inputs, attributes and dtypes that
+they have only in opgraph, f64, constants with data, infinite attributes, ids beyond size_t, more than 12 dimensions.
 Symbols become unknown sizes.
 """
 
@@ -20,7 +20,7 @@ from opgraph.ir.op import AttrValue, Op
 from opgraph.onednn.beyond import beyond, own_attributes
 from opgraph.onednn.document import UNKNOWN, Entry
 
-#: The oneDNN whose form is written.
+#: The oneDNN version whose format is written.
 VERSION = "3.14.0"
 #: Ids are size_t; dnnl_max_ndims is 12.
 _NO_ID, _MOST_DIMS = 1 << 64, 12
@@ -29,7 +29,7 @@ _KIND_OF = {ours: theirs for theirs, ours in ENGINE_OF.items()}
 
 
 def head_entry(graph: Graph) -> Entry:
-    """The fields before the ops. One entry of `input_ports` for each use, as oneDNN has it."""
+    """The fields before the ops. `input_ports` has one entry for each use, as in oneDNN."""
     made = {t.id for op in graph.ops for t in op.outputs}
     return {
         "version": VERSION,
@@ -42,7 +42,7 @@ def head_entry(graph: Graph) -> Entry:
 
 
 def op_entry(op: Op) -> Entry:
-    """One op.
+    """The entry of one op.
 
     Raises:
         Unimplemented: oneDNN has no such kind, attribute, dtype or number.
@@ -72,12 +72,12 @@ def op_entry(op: Op) -> Entry:
 
 
 def is_onednn(record: opdef.OpDef) -> bool:
-    """Whether a kind is one of oneDNN's: its record names oneDNN Graph as its source."""
+    """True if a kind is one of oneDNN's: its record names oneDNN Graph as its source."""
     return record.source.startswith("oneDNN Graph")
 
 
 def tensor_entry(tensor: LogicalTensor) -> Entry:
-    """One mention of a tensor.
+    """The entry of one mention of a tensor.
 
     Raises:
         Unimplemented: a constant with data, or an id, a number of dimensions or a dtype that oneDNN does not have.
@@ -114,7 +114,7 @@ def _value(value: AttrValue, op: Op, name: str) -> Any:
         return value
     if not math.isfinite(value):
         raise _no_word(f"the number {value}", f"{op.label}, attribute {name}", "use a finite number")
-    # The shortest decimal that reads back as this f32; oneDNN itself writes 6 digits, which may be another number.
+    # The shortest decimal that reads back as this f32. oneDNN itself writes 6 digits, which may be another number.
     return float(str(np.float32(value)))
 
 

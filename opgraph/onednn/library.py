@@ -1,4 +1,4 @@
-"""oneDNN's own library, driven on a graph of opgraph: what it fuses, what it computes, how long it takes.
+"""Runs a graph of opgraph in oneDNN's own library, to see its fusion, its results and its time.
 
     library = opgraph.onednn.library.load()      # needs pip install "opgraph[onednn]"
     real = library.build(graph)                  # a finalized og.Graph of oneDNN's kinds, engine "cpu"
@@ -7,8 +7,8 @@
     call = real.bind({"t0": x}, {"t2": y}); call()          # checked once, for timing
     real.close()                                 # or: with library.build(graph) as real
 
-It runs in the process's own OpenMP runtime: the wheel asks for libgomp.so.1 by that name, and so do torch's and
-opgraph's kernels, so that there is one pool of threads, whoever loads it first.
+It uses the process's OpenMP runtime. The wheel loads libgomp.so.1 by this name, as do torch's and opgraph's kernels, so
+there is one pool of threads, in any order of loading.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FIX = 'pip install "opgraph[onednn]" (x86-64 Linux)'
 
 
 class Library:
-    """The loaded library. Made by `load`.
+    """The loaded library. Created by `load`.
 
     Attributes:
-        path: of the shared object.
-        version: as "3.2.0".
+        path: path of the shared object.
+        version: for example "3.2.0".
     """
 
     def __init__(self, path: Path) -> None:
@@ -58,22 +58,22 @@ class Library:
         """Calls `dnnl_<name>`.
 
         Raises:
-            OpGraphError: the subclass that its status names.
+            OpGraphError: the subclass for its status.
         """
         capi.checked(getattr(self._dll, f"dnnl_{name}")(*args), f"dnnl_{name}", where or "-")
 
     def computes(self, dtype: str) -> bool:
-        """Whether it computes in a dtype on this processor. Where it does not, it ends the process when it compiles."""
+        """True if it computes in a dtype on this processor. If not, it ends the process when it compiles."""
         return bool(self._isa & capi.ISA_OF[dtype]) if dtype in capi.ISA_OF else True
 
     def created(self, name: str, *args: Any) -> ctypes.c_void_p:
-        """The handle that `dnnl_<name>` makes."""
+        """The handle that `dnnl_<name>` creates."""
         handle = ctypes.c_void_p()
         self.call(name, ctypes.byref(handle), *args)
         return handle
 
     def set_threads(self, count: int) -> None:
-        """How many threads its parallel regions take from now on, for the calling thread: omp_set_num_threads."""
+        """Sets the threads of later parallel regions of the calling thread: omp_set_num_threads."""
         ctypes.CDLL("libgomp.so.1").omp_set_num_threads(count)
 
     def build(self, graph: Graph, policy: str = "fusion") -> RealGraph:
@@ -85,7 +85,7 @@ class Library:
 
         Raises:
             Unimplemented: a kind, dtype or attribute that this version of the library does not have.
-            OpGraphError: what the library says, as the error of the same name.
+            OpGraphError: an error of the library, as the class of the same name.
         """
         return RealGraph(self, graph.finalize(), policy)
 

@@ -1,4 +1,4 @@
-"""From a graph file of oneDNN to a finalized Graph, and what the graph cannot hold into the record beside it."""
+"""Reads a graph file of oneDNN into a finalized Graph, and the rest of the file into a record next to the graph."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from opgraph.onednn.entries import ENGINE_OF, op_entry
 from opgraph.onednn.record import FileRecord
 from opgraph.onednn.repair import repaired
 
-#: What oneDNN's dump of a partitioned graph adds to ops; the record keeps it, nothing else reads it.
+#: Attributes that oneDNN's dump of a partitioned graph adds to ops. The record keeps them; nothing else reads them.
 _MARKS = frozenset(("partition_id", "backend"))
 
 
 def load(path: str | os.PathLike[str], *, engine: str | None = None) -> Graph:
-    """Reads a graph file as oneDNN writes it (ONEDNN_GRAPH_DUMP=graph) and benchdnn's inputs have it.
+    """Reads a graph file in the form that oneDNN writes (ONEDNN_GRAPH_DUMP=graph) and that benchdnn's inputs have.
 
-    Tensors keep their ids and are named t<id>; so are inputs and outputs for binding. `dump` gives an equal file back:
-    what a Graph does not hold (version, ports as listed, attributes left at defaults ...) is kept in `Graph.source`.
+    Tensors keep their ids and are named t<id>, also inputs and outputs for binding. `dump` writes an equal file again:
+    data that a Graph does not hold (version, ports as listed, attributes left at defaults ...) is in `Graph.source`.
 
     Args:
-        path: of the file.
+        path: path of the file.
         engine: the engine kind of the graph, "cpu" or "cuda"; None: the file's, where oneDNN's "gpu" is "cuda".
 
-    Returns: a finalized graph. `explain` notes what was not taken literally: a fpmath mode other than strict, which
-        allows less precision than opgraph computes with; scales whose axis is another one than the file says (see
+    Returns: a finalized graph. `explain` notes everything that was not taken literally: a fpmath mode other than
+        strict, which allows less precision than opgraph uses; scales with another axis than the one in the file (see
         `opgraph.onednn.repair`).
 
     Raises:
-        ModelError: the file cannot be read, or is not of oneDNN's form.
+        ModelError: the file cannot be read, or is not in oneDNN's form.
         InvalidGraphOp, InvalidDataType, InvalidShape, InvalidGraph: its graph is wrong: an unknown kind or attribute, a
-            tensor with two shapes, a cycle; `where` names file and op.
+            tensor with two shapes, a cycle; `where` names the file and the op.
         InvalidArguments: an unknown engine kind; no path.
 
     Source: oneDNN src/graph/interface/graph.cpp, serialize.
@@ -91,7 +91,7 @@ def _fill(graph: Graph, ops: Sequence[Entry], repairs: Mapping[int, Mapping[str,
 
 
 def _placed(where: str, ops: Sequence[Entry]) -> str:
-    """With the place in the file, where that is not said yet and one op alone is called so."""
+    """`where` with the place in the file, if it has none yet and exactly one op has this label."""
     if where.startswith("graph["):
         return where
     labels = [f'{op["kind"]} "{_line(op["name"]) or op["kind"] + "_" + str(op["id"])}"' for op in ops]
@@ -100,9 +100,9 @@ def _placed(where: str, ops: Sequence[Entry]) -> str:
 
 
 def _order_outputs(graph: Graph, ports: Sequence[int]) -> None:
-    """Outputs in the order of the file's list; a dumped partition names values there that are read inside as well.
+    """Sets the outputs in the order of the file's list. A dumped partition also lists values that its ops read.
 
-    An input is an output where an End reads it.
+    An input is an output if an End reads it.
     """
     ended = {t.id for op in graph.ops if op.kind == "End" for t in op.inputs}
     known = [graph.producer(id) is not None or id in ended for id in ports]
@@ -145,7 +145,7 @@ def _attr_value(name: str, attr: Entry, op: Entry) -> Any:
     """The value of an attribute of an op.
 
     Raises:
-        InvalidGraphOp: the op's attribute is of another type than the file says, if it has one of that name.
+        InvalidGraphOp: the op has an attribute of that name, but with another type than in the file.
     """
     value, record = attr["value"], find(op["kind"])
     own = None if record is None else record.attr(name)
@@ -171,7 +171,7 @@ def _record(graph: Graph, document: Entry) -> FileRecord:
     for entry in ops:
         try:
             same = op_entry(by_id[entry["id"]]) == entry
-        except Unimplemented:  # a kind beyond oneDNN's, which another writer put in
+        except Unimplemented:  # a kind that oneDNN does not have, from another writer
             same = False
         if not same:
             entries[entry["id"]] = entry
@@ -184,7 +184,7 @@ def _record(graph: Graph, document: Entry) -> FileRecord:
 
 
 def _line(text: str) -> str:
-    """Text of a file on one line of at most 300 characters: a name must not draw over its surroundings."""
+    """Text of a file on one line of at most 300 characters: a name must not overwrite the text around it."""
     if not text.isprintable():
         text = "".join([c if c.isprintable() else c.encode("unicode_escape").decode() for c in text])
     return text if len(text) <= 300 else f"{text[:200]} ... {text[-90:]}"

@@ -1,4 +1,4 @@
-"""A graph of opgraph inside oneDNN's own library: its partitions there, compiled, and run on NumPy arrays."""
+"""A graph of opgraph in oneDNN's own library: its partitions there, their compilation, and runs on NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RealPartition:
-    """A partition as oneDNN's library made it.
+    """A partition as oneDNN's library created it.
 
     Attributes:
-        ops: ids, in its order.
-        inputs, outputs: tensor ids; an input is named once for each use.
-        inplace: pairs (input id, output id) that its kernel may put on the same memory; empty where not compiled.
+        ops: op ids, in its order.
+        inputs, outputs: tensor ids; an input is listed once for each use.
+        inplace: pairs (input id, output id) that may share memory in its kernel; empty if not compiled.
     """
 
     ops: tuple[int, ...]
@@ -41,7 +41,7 @@ class RealPartition:
 
 
 class RealGraph:
-    """A graph inside the library, its partitions compiled when they first run."""
+    """A graph in the library. Its partitions are compiled when they first run."""
 
     def __init__(self, library: Library, graph: Graph, policy: str) -> None:
         self._library = library
@@ -97,13 +97,13 @@ class RealGraph:
 
         Raises:
             InvalidGraph: the graph was closed.
-            Unimplemented, InvalidArguments ...: what the library says of one that it does not support.
+            Unimplemented, InvalidArguments ...: the library's error for a partition that it does not support.
             Unimplemented: a dtype in which it does not compute on this processor.
         """
         if not self._handles:
             raise InvalidGraph("the graph was closed", where="compile", fix="build it again")
         if not self._compiled:
-            for op in (op for op in self.graph.ops if op.kind != "TypeCast"):  # which it has everywhere
+            for op in (op for op in self.graph.ops if op.kind != "TypeCast"):  # TypeCast works on every processor
                 for dtype in {t.dtype for t in (*op.inputs, *op.outputs)}:
                     if not self._library.computes(dtype):
                         raise Unimplemented(
@@ -137,11 +137,11 @@ class RealGraph:
         return outs
 
     def bind(self, feeds: Mapping[Any, Any], outs: Mapping[Any, Any]) -> Callable[[], None]:
-        """A function that runs all partitions on these arrays, one after the other; compiled and checked by now.
+        """Compiles, checks, and returns a function that runs all partitions on these arrays, one after the other.
 
         Raises:
             InvalidArguments, InvalidDataType, InvalidShape: arrays that do not fit, or are not row-major.
-            OpGraphError: what the library says of a partition that it cannot compile.
+            OpGraphError: the library's error for a partition that it cannot compile.
         """
         self.compile()
         arrays = dict(zip((t.id for t in self.graph.inputs), self._ins.bind(feeds, {}), strict=True))
@@ -152,7 +152,7 @@ class RealGraph:
                 raise InvalidArguments("the array is not laid out as declared", where=f"tensor {id}", fix="copy it")
         runs = [self._bound(c, found, arrays) for c, found in zip(self._compiled, self.partitions, strict=True)]
 
-        def call(graph: RealGraph = self) -> None:  # what it calls must not be given back
+        def call(graph: RealGraph = self) -> None:  # keeps the handles alive
             if not graph._handles:
                 raise InvalidGraph("the graph was closed", where="a bound call", fix="build it again")
             for run in runs:
@@ -173,7 +173,7 @@ class RealGraph:
         ins, outs = sides
         args = (compiled, lib.stream, len(ins), ins, len(outs), outs)
 
-        def run(keep: Any = arrays) -> None:  # the tensors hold addresses only
+        def run(keep: Any = arrays) -> None:  # keeps the arrays alive: the tensors hold only addresses
             lib.call("graph_compiled_partition_execute", *args)
 
         return run
@@ -184,7 +184,7 @@ class RealGraph:
         return self._own("graph_tensor", made)
 
     def close(self) -> None:
-        """Gives everything back to the library, newest first."""
+        """Destroys all handles of the library, newest first."""
         while self._handles:
             kind, handle = self._handles.pop()
             self._library.call(f"{kind}_destroy", handle)

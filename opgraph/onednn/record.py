@@ -1,4 +1,4 @@
-"""What a graph file says and a Graph cannot hold, kept beside the graph so that `dump` gives the file back."""
+"""The contents of a graph file that a Graph cannot hold, kept next to it so that `dump` can write an equal file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from opgraph.onednn.document import Entry
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileRecord:
-    """The `Graph.source` of a graph that `opgraph.onednn.load` made.
+    """The `Graph.source` of a graph from `opgraph.onednn.load`.
 
     Attributes:
         head: the fields before the ops: version, engine kind, fpmath mode, ports as they were listed.
-        entries: by op id, the ops that would be written differently without this record, as the file has them:
+        entries: by op id, the file's entries of ops that would be written differently without this record:
             attributes left at their defaults, strides of unknown layouts, shapes that the file left unknown ...
-        order: the ids of the ops in the file's order where it is not the graph's; None otherwise.
+        order: the ids of the ops in the file's order if it differs from the graph's; None otherwise.
     """
 
     head: dict[str, Any]

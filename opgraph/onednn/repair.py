@@ -1,8 +1,8 @@
-"""What files say that no single op means, put right where it is known what was meant; each repair is noted.
+"""Repairs attributes in files that are wrong for each op alone, if their intended meaning is known. Repairs are noted.
 
-One is known: scales for the weights of a grouped ConvTranspose. oneDNN writes one scale for each output channel of all
-groups, along the axis of output channels, which holds those of one group only. The same scales along the axis of input
-channels, each as often as a group has of them, are what is meant, where a group has one output channel.
+One case is known: scales for the weights of a grouped ConvTranspose. oneDNN writes one scale for each output channel of
+all groups, along the axis of output channels, but this axis has only the channels of one group. If a group has one
+output channel, the same scales along the axis of input channels are meant, each repeated for a group's input channels.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from opgraph.onednn.document import UNKNOWN, Entry
 
-#: More input channels than any weights have: a file may claim any number of them, and each takes a scale.
+#: More input channels than any weights have: a file may claim any number, and each takes a scale.
 _MOST_CHANNELS = 1 << 20
-#: By weights_format: the axes of input and output channels among the weights' (negative: from the end).
+#: By weights_format: the axes of input and output channels in the weights (negative: from the end).
 _CHANNELS = {"IOX": (0, 1), "XOI": (-1, -2)}
 
 
 def repaired(ops: Sequence[Entry]) -> tuple[dict[int, dict[str, Any]], list[str]]:
-    """Attributes to use instead of a file's, and what there is to say about it.
+    """Attributes to use in place of the file's, and notes about them.
 
     Args:
-        ops: of a checked document.
+        ops: the ops of a checked document.
 
     Returns: by op id, the attributes that differ; one sentence for each op.
     """
@@ -43,7 +43,7 @@ def repaired(ops: Sequence[Entry]) -> tuple[dict[int, dict[str, Any]], list[str]
 
 
 def _value(entry: Entry, name: str, kind: str, default: Any) -> Any:
-    """The value of an attribute; the default where there is none, or one of another type, which is refused later."""
+    """The value of an attribute; the default if it is missing or has another type, which is rejected later."""
     attr = entry.get("attrs", {}).get(name)
     return attr["value"] if attr is not None and attr["type"] == kind else default
 
