@@ -98,7 +98,7 @@ def _emit_run(emitter: Emitter) -> None:
 
 
 def _emit_interleaved_members(emitter: Emitter, variant: Variant, *, is_grouped: bool) -> None:
-    """Adds what cpu/outer_reduction.h and cpu/grouped_reduction.h read: transposed operands, and groups of lanes.
+    """Adds members for cpu/outer_reduction.h and cpu/grouped_reduction.h: transposed operands, and groups of lanes.
 
     Args:
         variant: marks transposed operands, which the emitter treats as contiguous.

@@ -141,7 +141,7 @@ def _fits(loop: Loop, layout: Layout, target: Cpu) -> bool:
 
 
 def _waiting_fit(loop: Loop, variant: Variant, elements: int) -> bool:
-    """True if some values are kept for a later pass, and those of so many elements fit in the buffer."""
+    """True if some values are kept for a later pass, and those of this number of elements fit in the buffer."""
     each = _waiting_bytes(loop, variant)
     return each > 0 and elements <= KEEP_BYTES // each // 8 * 8
 

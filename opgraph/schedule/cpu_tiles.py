@@ -22,7 +22,7 @@ ONE_BOX = 32 * 1024
 SMALLEST, LARGEST = 16 * 1024, 128 * 1024
 _BOXES = 256
 _ANY = 1 << 62
-#: Reduced rows are cut if there are at most so many, and they are at least so long. Else threads have enough work.
+#: Reduced rows are cut if there are at most FEW_ROWS and each is at least LONG_ROW long. Else threads have enough work.
 FEW_ROWS, LONG_ROW = 32, 64 * 1024
 #: Enough boxes to keep threads busy.
 ENOUGH = 16

@@ -22,10 +22,10 @@ _WANTED, _INSTRUCTIONS = 64, 4096
 _SEGMENT = 64  # fewest bytes of a row that neighbouring threads load together
 #: If values are summed over rows: fewest rows of a group, and the approximate number of blocks.
 CHUNK, BLOCKS = 16, 512
-#: If rows make fewer blocks than the first, several blocks share a row. A piece has at least as many elements as the
-#: second, with those of the neighbouring rows in the same block.
+#: If rows make fewer blocks than _FEW_BLOCKS, several blocks share a row. A piece has at least _PIECE elements, with
+#: those of the neighbouring rows in the same block.
 _FEW_BLOCKS, _PIECE = 128, 16384
-#: Rows may begin at any element if they have so many packs, and if accesses would otherwise have fewer bytes than this.
+#: Rows may begin at any element if they have at least _ENOUGH packs, and accesses would otherwise be below _WIDE bytes.
 _ENOUGH, _WIDE = 16, 8
 _SHARED = 40 * 1024  # bytes of shared memory of a block
 

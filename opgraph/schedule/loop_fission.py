@@ -20,7 +20,7 @@ from opgraph.loops.layout import ROW, RUN, UNIFORM, Layout, Variant
 from opgraph.loops.loop import Arg, Axes, Load, Loop, Statement, Store
 from opgraph.schedule.cuda_tiles import tiled
 
-#: Most elements of the tiles' partial sums, if 1/16 of the space is not more.
+#: Most elements of the tiles' partial sums: this number, or 1/16 of the space if that is more.
 _LEFT = 65536
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from opgraph.loops.loop import Loop, Statement, Store
 
-#: A value that costs at least so many instructions is kept, not recomputed: a store and a load cost about four.
+#: A value that costs at least this many instructions is kept, not recomputed: a store and a load cost about four.
 KEEP_COST = 8
 #: Most values of an element that are kept.
 MAX_KEPT = 3

@@ -18,8 +18,8 @@ from opgraph.schedule.cpu_tiles import ENOUGH, ONE_BOX, Boxes, boxes_interleaved
 from opgraph.schedule.interleaved_rows import LANES, interleaved, joins
 from opgraph.schedule.reduction_passes import pass_counts
 
-#: Columns of at least so many elements are not walked in strips of LANES, one strip after the other: their cache lines
-#: lie far apart in memory.
+#: Columns of at least this length are not walked in strips of LANES, one strip after the other: their cache lines lie
+#: far apart in memory.
 LONG = 256
 #: Neighbours in a box (kernels/cpu/split_outer_reduction.h).
 MOST_LANES = 4 * LANES
