@@ -115,7 +115,7 @@ _SIZE = POINTER(c_size_t)
 #: Bits of dnnl_cpu_isa_t; each one has arithmetic on the dtype: AVX2 VNNI 2, and AVX-512 or its FP16 part.
 ISA_OF = {"bf16": 0x10 | 0x20, "f16": 0x10 | 0x100}
 
-#: Argument types by function. Every function returns a status. Without them a handle would be truncated to an int.
+#: Argument types by function; without them a handle would be truncated to an int. Every function returns a status.
 SIGNATURES: dict[str, tuple[Any, ...]] = {
     "engine_create": (_ONE, c_int, c_size_t),
     "engine_destroy": (c_void_p,),
