@@ -1,4 +1,4 @@
-"""ONNX in and out: `load`, `save`, `fuse`, and `FusePass` for onnx_ir. Needs the extra `onnx`."""
+"""Reads and writes ONNX models: `load`, `save`, `fuse`, and `FusePass` for onnx_ir. Requires the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ __all__ = ["FusePass", "fuse", "load", "save"]
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "backend":  # only test runners need it
+    if name == "backend":  # only test runners use it
         return importlib.import_module("opgraph.onnx.backend")
     raise AttributeError(f"module 'opgraph.onnx' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Files under temporary names: all that belong together get their own, or none does."""
+"""Writes files under temporary names, then renames all files of a group to their final names, or none."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from opgraph.errors import InvalidArguments, ModelError
 
 
 def file_path(path: object, argument: str) -> Path:
-    """A path as a caller gave it: text, bytes or os.PathLike.
+    """Converts a caller's path: text, bytes or os.PathLike.
 
     Raises:
-        InvalidArguments: it is none of these.
+        InvalidArguments: the path has another type.
     """
     if isinstance(path, (str, bytes, os.PathLike)):
         return Path(os.fsdecode(path))
@@ -27,14 +27,14 @@ def file_path(path: object, argument: str) -> Path:
 
 
 def checked_place(path: Path, kind: str) -> str:
-    """Where a file is to be, links resolved.
+    """Returns the final path of a file, with links resolved.
 
     Args:
-        kind: what the file is, for messages: "model", "library".
+        kind: the kind of file, for messages: "model", "library".
 
     Raises:
-        ModelError: there is no such folder, or what is there already is no regular file, or is write-protected: a file
-            that its owner may not write to stays, as with `cp`, though a rename would replace it.
+        ModelError: the folder does not exist, or the existing file is not a regular file or is write-protected. As
+            with `cp`, a write-protected file stays, although a rename would replace it.
     """
     with reported(kind, path):
         if not path.parent.is_dir() or (path.exists() and not path.is_file()):
@@ -50,7 +50,7 @@ def checked_place(path: Path, kind: str) -> str:
 
 @contextlib.contextmanager
 def reported(kind: str, path: Path) -> Iterator[None]:
-    """Turns what goes wrong with a file into a ModelError that names it."""
+    """Converts errors of file operations into a ModelError that names the file."""
     try:
         yield
     except (OSError, EncodeError, ValueError) as error:
@@ -63,19 +63,19 @@ def reported(kind: str, path: Path) -> Iterator[None]:
 
 
 class Pending:
-    """A file under a temporary name in the folder where it is to be; gone at the end unless it took its name.
+    """A file under a temporary name in its final folder; deleted on exit unless it was renamed.
 
     Args:
-        path: where it is to be.
-        kind: what it is, for messages.
-        mode: of a new file, before the umask.
+        path: the final path.
+        kind: the kind of file, for messages.
+        mode: the mode of a new file, before the umask.
 
-    Every method raises ModelError where the disk refuses.
+    Every method raises ModelError if a file operation fails.
     """
 
     def __init__(self, path: Path, kind: str = "model", mode: int = 0o666) -> None:
         self.path, self.kind, self._mode = path, kind, mode
-        # A symbolic link stays one: the file that it points to is replaced.
+        # A symbolic link is kept; the file that it points to is replaced.
         with reported(kind, path):
             self.final = Path(os.path.realpath(path))
         self.backup: Path | None = None
@@ -95,7 +95,7 @@ class Pending:
             self._file.write(np.ascontiguousarray(data).data)
 
     def close(self) -> None:
-        """Puts everything on the disk, with the mode that a new file (or the old one) has."""
+        """Flushes the file to disk, and gives it the mode of the old file or, without one, of a new file."""
         with reported(self.kind, self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -106,7 +106,7 @@ class Pending:
             os.chmod(self.temporary, mode)
 
     def take_name(self) -> None:
-        """Replaces the final file; the old one is kept until the end, for `give_back`."""
+        """Replaces the final file; the old one is kept until exit, for `give_back`."""
         with reported(self.kind, self.path):
             if self.final.exists():
                 self.backup = self.temporary.with_suffix(".old")
@@ -122,7 +122,7 @@ class Pending:
             self.final.unlink()
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # it writes what is left first, and fails again on a full disk
+        with contextlib.suppress(OSError):  # `close` flushes first, and fails again on a full disk
             self._file.close()
         for leftover in (self.temporary, self.backup):
             if leftover is not None:
@@ -130,10 +130,10 @@ class Pending:
 
 
 def commit(files: Sequence[Pending]) -> None:
-    """Gives every file its name, or none.
+    """Renames all files to their final names, or none.
 
     Raises:
-        ModelError: one of them cannot take it; then nothing has changed.
+        ModelError: one of them cannot be renamed; then nothing has changed.
     """
     for file in files:
         file.close()

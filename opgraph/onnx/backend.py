@@ -1,13 +1,13 @@
-"""onnx's own interface of a backend (`onnx.backend.base`): prepare a model or a node, run it, say what ran where.
+"""onnx's backend interface (`onnx.backend.base`): prepares and runs a model or a node, and lists each op's engine.
 
     import opgraph.onnx.backend as backend
     rep = backend.prepare(model, device="CPU")
     outputs = rep.run([x, y])
     rep.engines                        # {"opgraph": ["Sigmoid \"s\"", ...], "onnxruntime": [...]}
 
-Pointwise ops run natively, in generated kernels. Everything else runs in onnxruntime, and where that refuses a region
-(bf16, ops newer than it) in onnx's own evaluator. What neither takes, and what opgraph cannot carry, is refused by
-name when the model is prepared or, where only the arrays show it, when it is run.
+Pointwise ops run natively, in generated kernels. All other ops run in onnxruntime. Regions that it refuses (bf16, ops
+newer than it) run in onnx's own evaluator. Preparing a model raises an error that names anything that neither accepts
+or that opgraph cannot represent. If only the arrays show the problem, running the model raises it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from opgraph.runtime.executable import Executable
 
 __all__ = ["OpGraphBackend", "Prepared", "is_compatible", "prepare", "run_model", "run_node", "supports_device"]
 
-#: The ir_version and opset of a model around a single node: what stock runtimes read.
+#: The ir_version and opset of a model around a single node; stock runtimes read these.
 _NODE_IR_VERSION, _NODE_OPSET = 10, 26
 
 
 class Prepared(BackendRep):
-    """A model, compiled.
+    """A compiled model.
 
     Attributes:
         executable: the compiled graph.
@@ -56,13 +56,13 @@ class Prepared(BackendRep):
             inputs: arrays in the order of the model's inputs (fewer, where the last ones have defaults), a dict of
                 them by name, or one array. Sequences are lists, an absent optional is None, text is an array of
                 objects.
-            kwargs: none is known.
+            kwargs: must be empty.
 
         Returns: one value for each output of the model, in order.
 
         Raises:
-            InvalidArguments, InvalidDataType, InvalidShape: inputs that do not fit the declarations.
-            DeviceError: a region failed; the message is the runtime's.
+            InvalidArguments, InvalidDataType, InvalidShape: the inputs do not match the declarations.
+            DeviceError: a region failed; the message comes from the runtime.
         """
         if kwargs:
             raise InvalidArguments(
@@ -82,7 +82,7 @@ class Prepared(BackendRep):
             return tuple(cuda.CUPY.to_host(value) for value in self._in_order(self.executable(there)))
 
     def _in_order(self, results: Any) -> tuple[Any, ...]:
-        """One value for each output of the model. A graph of one output returns it bare."""
+        """One value for each output of the model. A graph with one output returns the bare value, no dict."""
         if len(set(self.outputs)) == 1:
             return (results,) * len(self.outputs)
         return tuple(results[name] for name in self.outputs)
@@ -101,10 +101,10 @@ class Prepared(BackendRep):
 
     @property
     def engines(self) -> dict[str, list[str]]:
-        """Which engine runs which ops: its name -> the ops, in order.
+        """Maps the name of each engine to the ops that it runs, in order.
 
-        "opgraph": generated kernels; "onnxruntime"; "onnx": its evaluator in NumPy. onnxruntime may refuse a region
-        only when it runs, so this is final after the first run.
+        "opgraph" means generated kernels, "onnx" means onnx's evaluator in NumPy; the third name is "onnxruntime".
+        onnxruntime may refuse a region only when it runs, so the result is final after the first run.
         """
         found: dict[str, list[str]] = {}
         for partition, engine in zip(self.executable.partitions, self.executable.engines, strict=True):
@@ -117,11 +117,11 @@ def _array(value: Any) -> Any:
 
 
 class OpGraphBackend(Backend):
-    """opgraph as a class that onnx's test runner takes: `onnx.backend.test.BackendTest(OpGraphBackend, __name__)`."""
+    """The backend class for onnx's test runner: `onnx.backend.test.BackendTest(OpGraphBackend, __name__)`."""
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether models can be prepared for "CPU", "CUDA" or "CUDA:n" on this machine."""
+        """True if models can be prepared for the device ("CPU", "CUDA" or "CUDA:n") on this machine."""
         try:
             _engine(device)
         except OpGraphError:
@@ -130,7 +130,7 @@ class OpGraphBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model can be read and compiled; nothing is run."""
+        """True if the model can be read and compiled. Nothing is run."""
         try:
             cls.prepare(model, device, **kwargs)
         except OpGraphError:
@@ -139,19 +139,19 @@ class OpGraphBackend(Backend):
 
     @classmethod
     def prepare(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> Prepared:
-        """A model, compiled for a device.
+        """Compiles a model for a device.
 
         Args:
-            model: a ModelProto; a path or an onnx_ir.Model is taken, too.
+            model: a ModelProto, a path or an onnx_ir.Model.
             device: "CPU", "CUDA" or "CUDA:n".
             kwargs: ignored, as onnx's test runner passes its tolerances here.
 
         Raises:
             ModelError: the model is malformed.
-            Unimplemented: it has something that opgraph cannot carry.
-            DeviceError: nothing runs one of its nodes, or there is no such device.
+            Unimplemented: it contains something that opgraph cannot represent.
+            DeviceError: no engine runs one of its nodes, or the device does not exist.
         """
-        # ONNX says of each op what it returns in its own type.
+        # ONNX defines the result of each op in the op's own dtype.
         return Prepared(compiled(load(model), device=_engine(device), rounding="each"))
 
     @classmethod
@@ -171,11 +171,11 @@ class OpGraphBackend(Backend):
         """Runs one node of ai.onnx.
 
         Args:
-            node: its inputs are fed in order, those that it leaves out ("") excepted.
-            inputs: arrays, one for each different name among them.
+            node: its inputs are fed in order, except those that it leaves out ("").
+            inputs: arrays, one for each distinct name among them.
             device: "CPU", "CUDA" or "CUDA:n".
             outputs_info: dtype and shape of each output, where onnx cannot infer them.
-            kwargs: `opset_version`, the opset that the node belongs to: 26, or the newest that onnx knows.
+            kwargs: `opset_version`, the opset of the node. Default: the newest that onnx has, at most 26.
 
         Raises:
             as `prepare` and `Prepared.run`.
@@ -211,7 +211,7 @@ def _info(name: str, dtype: np.dtype[Any], shape: Sequence[int]) -> ValueInfoPro
 
 
 def _engine(device: str) -> Engine:
-    """The engine that onnx's word for a device means.
+    """Returns the engine for onnx's name of a device.
 
     Raises:
         DeviceError: there is no such device.

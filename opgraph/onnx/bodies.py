@@ -1,7 +1,7 @@
-"""Bodies of the functions in domain `opgraph`: what an op means in ai.onnx ops, for a runtime that does not know it.
+"""Bodies of the functions in domain `opgraph`: each op in terms of ai.onnx ops, for runtimes without that op.
 
-The node keeps the op's name and attributes, the body computes it. f16 and bf16 are computed in f32 and rounded once,
-as everywhere in opgraph; that is also what onnxruntime runs fastest, and for bf16 the only thing that it runs.
+The node keeps the op's name and attributes; the body computes the op. f16 and bf16 are computed in f32 and rounded
+once, as everywhere in opgraph. onnxruntime runs this form fastest, and for bf16 it runs no other.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from opgraph.onnx.signature import DOMAIN, Signature, onnx_value, substituted
 from opgraph.onnx.to_nodes import plain_form, plain_node
 from opgraph.ops.families import LAYOUT_ATTRS
 
-#: A constant may be an attribute of the function from here on.
+#: First opset in which a constant may be an attribute of the function.
 BODIES_SINCE = 12
-#: CastLike exists from here on; below it, bodies are for one dtype.
+#: First opset with CastLike; in older opsets, each body is for one dtype.
 _CASTLIKE_SINCE = 15
 
 
@@ -37,7 +37,7 @@ def function_of(record: OpDef, signature: Signature) -> FunctionProto:
     """The function that computes an op.
 
     Raises:
-        Unimplemented: ai.onnx has nothing to compute it with; the message gives the record's reason.
+        Unimplemented: ai.onnx cannot compute the op; the message gives the record's reason.
     """
     if record.kind == RMS_NORM:
         nodes = rms_norm_nodes(signature)
@@ -62,7 +62,7 @@ def function_of(record: OpDef, signature: Signature) -> FunctionProto:
 
 @dataclass(slots=True)
 class _Body:
-    """Writes one body; every expression once."""
+    """Writes one body. Each expression is written once."""
 
     record: OpDef
     signature: Signature
@@ -145,7 +145,7 @@ class _Body:
             return self._node("Shape", [value])
 
         made = plain_node(record, form, attrs, operands, ("", output), self.signature.opset, scalar, attribute, shape)
-        name = f"t{len(self.nodes)}"  # only now: the scalars above are nodes too
+        name = f"t{len(self.nodes)}"  # numbered here, because the scalars above are nodes too
         made.output[0] = name
         self.nodes.append(made)
         return name, output
@@ -155,13 +155,13 @@ class _Body:
         attrs = {n: v for n, v in record.default_attrs().items() if record.attr(n).default is not None}  # type: ignore[union-attr]
         for name, value in call.attrs:
             if name in LAYOUT_ATTRS and isinstance(value, Param):
-                continue  # operands were aligned on entry, and shapes that must be equal are
+                continue  # operands were aligned on entry, and shapes that must be equal are equal
             attr = record.attr(name)
             attrs[name] = self.signature.attrs[value.name] if isinstance(value, Param) else typed_literal(attr, value)
         inputs = {}
         for port, arg in zip(record.inputs, call.args):
             dtype = self.done[arg][1] if arg in self.done else self.work
-            # Alignment is done on entry; a scalar fits wherever ONNX wants one.
+            # Operands were aligned on entry; a scalar fits wherever ONNX expects one.
             ndim = () if isinstance(arg, (Num, Param)) else self._dims(arg)
             inputs[port.name] = LogicalTensor(0, dtype, ndim)
         return record, attrs, inputs
@@ -190,14 +190,14 @@ class _Body:
         return self._node("Cast", [name], to=dtypes.BY_NAME[dtype].onnx)
 
     def _rounded(self, name: str) -> str:
-        """From f32 to the output's dtype."""
+        """Casts from f32 to the output's dtype."""
         like = next((n for n, d, _ in self.signature.inputs if d == self.signature.output), None)
         if like is not None and self.signature.opset >= _CASTLIKE_SINCE:
             return self._node("CastLike", [name, like])
         return self._cast(name, self.signature.output)
 
     def _aligned(self, index: int, name: str) -> str:
-        """A channel operand, with the axes appended that make it broadcast."""
+        """Appends axes to a channel operand so that it broadcasts."""
         ndims = [n for _, _, n in self.signature.inputs]
         axes = self.record.appended_axes(index, ndims, self.signature.attrs)
         if not axes:
@@ -221,7 +221,7 @@ class _Body:
         return self._in_work(node.output[0], "f32")
 
     def _in_work(self, name: str, dtype: str) -> str:
-        """A constant in the type of the computation: for every type at once where CastLike allows it."""
+        """Casts a constant to the dtype of the computation; with CastLike, if possible, one body fits every dtype."""
         if not self.like or self.work not in dtypes.FLOATS:
             return name if dtype == self.work else self._cast(name, self.work)
         if self.signature.opset >= _CASTLIKE_SINCE:

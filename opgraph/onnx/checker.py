@@ -1,4 +1,4 @@
-"""onnx's checker, and two things that it refuses and that mean what they say."""
+"""Runs onnx's checker, but accepts two kinds of unambiguous models that it refuses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import onnx
 from onnx import ModelProto
 
-#: From here on ai.onnx allows bf16 nearly everywhere.
+#: First opset of ai.onnx that allows bf16 nearly everywhere.
 _BF16_SINCE = 22
 _BF16 = "unsupported type: tensor(bfloat16)"
 
@@ -15,14 +15,14 @@ _BF16 = "unsupported type: tensor(bfloat16)"
 def run_checker(model: ModelProto) -> None:
     """Runs onnx's checker with full shape inference.
 
-    Two sorts of models pass that it refuses as they stand:
-    - onnx 1.23 forgets the defaults of attributes where it looks into an op's body (MeanVarianceNormalization): they
-      are written out for it.
-    - Exporters write ops in bf16 below the opset that allows it (torch: Mish, Elu and others at 18): such a model is
+    Two kinds of models pass although the checker refuses them unchanged:
+    - onnx 1.23 ignores attribute defaults when it examines an op's body (MeanVarianceNormalization). The defaults are
+      written out for the check.
+    - Exporters write ops in bf16 below the opset that allows it (torch: Mish, Elu and others at 18). Such a model is
       checked as one of opset 22, whose ops mean the same.
 
     Raises:
-        onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError: it refuses the model.
+        onnx.checker.ValidationError, onnx.shape_inference.InferenceError, TypeError: the checker refuses the model.
     """
     try:
         _checked(model)
@@ -41,19 +41,19 @@ def _checked(model: ModelProto) -> None:
     try:
         onnx.checker.check_model(model, full_check=True)
     except ValueError as error:
-        # What stops its shape inference altogether: an element type 0 inside a subgraph, say.
+        # Its shape inference was aborted, for example by an element type 0 inside a subgraph.
         raise onnx.checker.ValidationError(str(error)) from None
 
 
 def _write_defaults(model: ModelProto) -> bool:
-    """Writes attributes that nodes leave out, for ops with a body; says whether there were any."""
+    """Writes out the attributes that nodes omit, for ops with a body; returns True if there were any."""
     version, found = next((e.version for e in model.opset_import if e.domain == ""), 0), False
     for node in model.graph.node:
         schema = None
         if node.domain == "":
             with contextlib.suppress(onnx.defs.SchemaError):
                 schema = onnx.defs.get_schema(node.op_type, version, "")
-        if schema is None or not getattr(schema, "has_function", False):  # onnx's stubs do not know it
+        if schema is None or not getattr(schema, "has_function", False):  # onnx's stubs lack it
             continue
         given = {a.name for a in node.attribute}
         for name, attribute in schema.attributes.items():
@@ -64,7 +64,7 @@ def _write_defaults(model: ModelProto) -> bool:
 
 
 def _stamp(model: ModelProto, opset: int) -> bool:
-    """Stamps the model and its functions with an opset of ai.onnx, if theirs is older; says whether it was."""
+    """Raises the ai.onnx opset of the model and its functions where it is older; returns True if one was."""
     older = False
     for entry in (*model.opset_import, *(e for f in model.functions for e in f.opset_import)):
         if entry.domain == "" and entry.version < opset:

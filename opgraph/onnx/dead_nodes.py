@@ -1,4 +1,4 @@
-"""After nodes were replaced: what nothing reads any more goes, and producers come first again."""
+"""Cleanup after nodes were replaced: drops unused nodes and values, and puts producers first again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from opgraph.onnx.nodes import reads
 
 
 def without_unused(nodes: Numbered, graph: GraphProto, may_go: set[int]) -> Numbered:
-    """The nodes without those among `may_go` that nothing reads any more."""
+    """Returns the nodes without those in `may_go` that are no longer read."""
     before = Counter(name for node in graph.node for name in reads(node))
     outputs = {o.name for o in graph.output}
     uses = Counter(name for _, node in nodes for name in reads(node))
     kept: Numbered = []
     for index, node in reversed(nodes):
-        # What nobody read before either is not ours to drop.
+        # A node with a result that was already unread before is kept.
         needed = any(uses[n] or n in outputs or not before[n] for n in node.output if n)
         if index in may_go and not needed:
             uses.subtract(reads(node))
@@ -29,7 +29,7 @@ def without_unused(nodes: Numbered, graph: GraphProto, may_go: set[int]) -> Numb
 
 
 def sorted_nodes(nodes: Numbered) -> Numbered:
-    """Producers first, otherwise in the order given."""
+    """Sorts producers first, and otherwise keeps the given order."""
     maker = {name: place for place, (_, node) in enumerate(nodes) for name in node.output if name}
     before = [{maker[n] for n in reads(node) if n in maker} for _, node in nodes]
     after: dict[int, list[int]] = {}
@@ -52,7 +52,7 @@ def sorted_nodes(nodes: Numbered) -> Numbered:
 
 
 def drop_initializers(draft: Draft, before: GraphProto) -> None:
-    """Keeps the initializers, except those that only a replaced node read."""
+    """Drops the initializers that only replaced nodes read."""
     graph = draft.skeleton.graph
     used = {name for node in graph.node for name in reads(node)} | {o.name for o in graph.output}
     read_before = {name for node in before.node for name in reads(node)}
@@ -68,7 +68,7 @@ def drop_initializers(draft: Draft, before: GraphProto) -> None:
 
 
 def drop_value_info(graph: GraphProto) -> None:
-    """Drops the declarations of values that are no more."""
+    """Drops the declarations of values that no longer exist."""
     made = {name for node in graph.node for name in node.output}
     made |= {v.name for v in graph.input} | {t.name for t in graph.initializer}
     kept = [v for v in graph.value_info if v.name in made]

@@ -1,4 +1,4 @@
-"""A model about to be written: its structure, its weights, and what was done to it."""
+"""A model to be written: its structure, its weights, and a summary of the changes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opgraph.runtime.providers.onnx_region import tensor_proto
 
 @dataclass(slots=True)
 class Summary:
-    """What an export did.
+    """Summary of one export.
 
     Attributes:
-        form, target: as asked for.
+        form, target: as requested.
         opset, ir_version: as written.
         nodes_before, nodes_after: of the main graph.
-        units: how many units of each name were written as one node.
-        notes: what else was changed, in sentences.
+        units: the number of units written as one node, by name.
+        notes: other changes, in sentences.
     """
 
     form: str
@@ -40,13 +40,13 @@ class Summary:
 
 @dataclass(slots=True)
 class Draft:
-    """A model, taken apart as `Origin` is.
+    """A model in separate parts, like an `Origin`.
 
     Attributes:
-        skeleton: small initializers inside, large ones standing as inputs after the true ones.
+        skeleton: the model with its small initializers; inputs after the true ones stand for the large initializers.
         inputs: the names of the true inputs.
         arrays: initializers that the graph holds; by name, in order.
-        origin: where the other initializers come from.
+        origin: the source of the other initializers.
         kept: names of the origin's initializers that stay, in order.
         library: the ops of an onnxruntime library that the nodes call.
     """
@@ -60,7 +60,7 @@ class Draft:
     library: list[LibraryOp] = field(default_factory=list)
 
     def as_origin(self) -> Origin:
-        """This model, as if it had been read."""
+        """Returns this model as an Origin, as if it had been read."""
         skeleton = ModelProto()
         skeleton.CopyFrom(self.skeleton)
         tensors: dict[str, ir.TensorProtocol] = {}
@@ -87,7 +87,7 @@ class Draft:
         """Runs onnx's checker over the structure.
 
         Raises:
-            ModelError: the checker refuses it; then opgraph wrote something wrong, or kept something wrong.
+            ModelError: the checker refuses it, because opgraph wrote or kept something invalid.
         """
         try:
             run_checker(self.skeleton)
@@ -111,13 +111,13 @@ class Draft:
         return TensorProto(name=name, dims=shape, data_type=int(tensor.dtype), raw_data=self.origin.raw(name).tobytes())
 
     def sparse(self, name: str) -> SparseTensorProto | None:
-        """An initializer as the source states it, if that is a sparse tensor and has not been given other numbers."""
+        """The source's sparse tensor of an initializer; None if it is not sparse or its values were replaced."""
         if self.origin is None or name in self.arrays or name in self.origin.replaced:
             return None
         return self.origin.sparse.get(name)
 
     def add_to(self, graph: GraphProto, name: str) -> None:
-        """Adds an initializer with its data inside, sparse if it was."""
+        """Adds an initializer with its data inside, as a sparse tensor if it was one."""
         stated = self.sparse(name)
         if stated is not None:
             graph.sparse_initializer.append(stated)
@@ -142,14 +142,14 @@ class Draft:
         return result
 
     def ir_model(self) -> ir.Model:
-        """The whole model for onnx_ir; tensors that lie in data files stay there."""
+        """The whole model for onnx_ir; tensors in data files stay there."""
         model = ir.from_proto(self.skeleton)
         values = {v.name: v for v in model.graph.inputs}
         for name in (*self.kept, *self.arrays):
             if name in model.graph.initializers:
                 continue
             value = values[name]
-            if name not in self.inputs:  # a default of a true input stays one
+            if name not in self.inputs:  # a default of a true input stays a default
                 model.graph.inputs.remove(value)
             value.const_value = self._ir_tensor(name)
             model.graph.register_initializer(value)

@@ -1,4 +1,4 @@
-"""Writing the ops of a graph as nodes of one model: plain where ai.onnx has the op, as functions where it has not."""
+"""Writes the ops of a graph as nodes of one model: as plain nodes if ai.onnx has the op, else as function calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opgraph.onnx.whole_shapes import SHAPE
 CHOSEN = "Swish"
 CONTRIB = ("com.microsoft", "QuickGelu")
 
-#: A value in the model: what the graph knows about it, and its name there.
+#: A value: its tensor in the graph, and its name in the model.
 Value = tuple[LogicalTensor, str]
 
 
@@ -36,9 +36,9 @@ class Emitter:
     Attributes:
         opset: of ai.onnx.
         form: how Swish is written: "decomposed", "function", "standard" or "contrib".
-        names: every name of a value that is taken.
+        names: all value names in use.
         functions: the functions that the nodes call.
-        arrays: constants made on the way, by name.
+        arrays: constants created for the nodes, by name.
     """
 
     opset: int
@@ -91,7 +91,7 @@ class Emitter:
     def called(
         self, record: OpDef, attrs: Mapping[str, AttrValue], inputs: Sequence[Value], output: Value
     ) -> NodeProto:
-        """A call of the op's function, whether or not ai.onnx has the op.
+        """A call of the op's function, even if ai.onnx has the op.
 
         Raises:
             Unimplemented: ai.onnx cannot compute it.
@@ -107,7 +107,7 @@ class Emitter:
     def _chosen(
         self, record: OpDef, attrs: Mapping[str, AttrValue], inputs: Sequence[Value], output: Value
     ) -> list[NodeProto]:
-        """Swish in the form asked for. Only decomposed and as a function can it have a factor as operand."""
+        """Writes Swish in the requested form. Only the decomposed form and the function accept a factor operand."""
         given = {p.name: v for p, v in zip(record.inputs, inputs)}
         if self.form == "standard" and len(inputs) == 1:
             last = self.target.runs_swish_until
@@ -171,7 +171,7 @@ class Emitter:
         return name
 
     def ones(self, dtype: str, size: int) -> str:
-        """A constant of ones, one for each dtype and size; returns its name."""
+        """Returns the name of a constant of ones. There is one constant for each dtype and size."""
         ones = np.ones(size, dtypes.BY_NAME[dtype].numpy)
         for name, known in self.arrays.items():
             if known.dtype == ones.dtype and known.shape == ones.shape and np.array_equal(known, ones):
@@ -181,7 +181,7 @@ class Emitter:
         return name
 
     def fresh(self, name: str) -> str:
-        """The name, or the first numbered variant of it that is not taken; takes it."""
+        """Reserves and returns the name, or its first numbered variant that is free."""
         found, number = name, 1
         while found in self.names:
             found, number = f"{name}_{number}", number + 1

@@ -1,4 +1,4 @@
-"""A graph that was put together by hand, as an ONNX model from scratch."""
+"""Writes a graph that was built by hand as a new ONNX model."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from opgraph.runtime.providers.onnx_node import defined_inside, is_onnx_node, no
 from opgraph.runtime.providers.onnx_region import type_texts
 from opgraph.runtime.providers.onnx_types import type_proto
 
-#: bf16 is allowed nearly everywhere from here on.
+#: First opset that allows bf16 nearly everywhere.
 DEFAULT_OPSET = 22
 IR_VERSION = 10
-#: ai.onnx has Swish from here on.
+#: First opset of ai.onnx with Swish.
 SWISH_SINCE = 24
 
 
 def composed(graph: Graph, request: Request, target: Target, summary: Summary) -> Draft:
-    """The model of a finalized graph.
+    """Returns the model of a finalized graph.
 
     Raises:
         Unimplemented: an op has no ONNX form, or its nodes belong to different opsets.
         InvalidArguments: the opset is newer than the target reads.
     """
-    # The forms of units are `rewritten`'s to write; until then a Swish op is one node.
+    # `rewritten` writes the forms of units later; until then a Swish op is one node.
     form = "decomposed" if request.form == "decomposed" else "function"
     imports = _imports(graph, request, target)
     inside = _names_inside(graph)
@@ -87,13 +87,13 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
     for domain in emitter.domains:
         imports.setdefault(domain, 1)
     for entry in (e for function in skeleton.functions for e in function.opset_import if e.domain):
-        entry.version = imports[entry.domain]  # onnx's inliner (1.23) refuses another than the model's
-    stated = {entry.domain for entry in skeleton.opset_import}  # as the source wrote them, to the letter
+        entry.version = imports[entry.domain]  # onnx's inliner (1.23) refuses a version other than the model's
+    stated = {entry.domain for entry in skeleton.opset_import}  # exactly as the source wrote them
     skeleton.opset_import.extend(helper.make_opsetid(d, v) for d, v in imports.items() if d not in stated)
 
 
 def _imports(graph: Graph, request: Request, target: Target) -> dict[str, int]:
-    """The opsets of the model: those of its ONNX nodes, else what was asked for, else what the ops need."""
+    """The opsets of the model: those of its ONNX nodes, else the requested one, else the one its ops require."""
     opset = request.opset
     imports: dict[str, int] = {}
     for op in graph.ops:
@@ -121,19 +121,19 @@ def _imports(graph: Graph, request: Request, target: Target) -> dict[str, int]:
 
 
 def _has_plain_swish(graph: Graph, request: Request) -> bool:
-    """Whether there is a swish to write as ai.onnx Swish, which takes no factor as an operand."""
+    """True if the graph has a swish to write as ai.onnx Swish, which accepts no factor operand."""
     return any(u.kind == CHOSEN and len(u.inputs) == 1 and u.name not in request.keep for u in find_units(graph))
 
 
 def _names_inside(graph: Graph) -> set[str]:
-    """The names that subgraphs of the carried nodes define: no value outside may have one of them."""
+    """The names that subgraphs of the carried nodes define. No value outside may have such a name."""
     carried = [op for op in graph.ops if is_onnx_node(op)]
     ids = {t.id: str(t.id) for op in carried for t in (*op.inputs, *op.outputs)}
     return defined_inside(node_of(op, ids) for op in carried)
 
 
 def _value_names(graph: Graph, inside: set[str]) -> dict[int, str]:
-    """A name for each tensor: its own where it is unique; inputs and outputs first.
+    """Returns a name for each tensor: its own if that is unique. Inputs and outputs are named first.
 
     Args:
         inside: names that only an input or an output may have.
@@ -184,7 +184,7 @@ def value_info(tensor: LogicalTensor, name: str, texts: dict[int, str], *, port:
     """The declaration of a value.
 
     Raises:
-        Unimplemented: its type is not known; or it is an input or output whose number of dimensions is not.
+        Unimplemented: its type is unknown, or it is an input or output with an unknown number of dimensions.
     """
     value = ValueInfoProto(name=name)
     value.type.CopyFrom(type_proto(tensor, texts.get(tensor.id, ""), tensor.label))
@@ -198,7 +198,7 @@ def value_info(tensor: LogicalTensor, name: str, texts: dict[int, str], *, port:
 
 
 def _name_nodes(nodes: Iterable[NodeProto], name: str, taken: set[str]) -> None:
-    """Names for the nodes of one op: onnxruntime refuses two nodes of one name."""
+    """Names the nodes of one op. onnxruntime refuses two nodes with the same name."""
     for node in nodes:
         found, number = name, 1
         while found in taken:

@@ -1,14 +1,14 @@
-"""The table of ways out: how a named unit is written where that beats its spelling.
+"""The table of export forms: the form of a named unit where it is better than the unit's spelling.
 
-Measured in onnxruntime 1.31 on the CPU, 400,000 elements, one thread, in ms, the spelling first (in 1.32 the same
-ways win, by the same factors):
+Times in ms, measured in onnxruntime 1.31 on the CPU with 400,000 elements and one thread, the spelling first (in 1.32
+the same forms win, by the same factors):
 
-    GELU, erf       f32   0.41 as 0.5x + 0.5x erf(...), which onnxruntime does not know; 0.25 as one node
-    GELU, tanh      f32   0.60 -> 0.22; it knows the spelling of none but one exporter
-    GELU            f16   0.57 and 0.74, Gelu included, which has no f16 kernel: casts around the f32 one are faster
-    Mish            f32   4.6 with Softplus and Tanh, ai.onnx Mish included; x n / (n + 2), n = e^x (e^x + 2), 0.5
+    GELU, erf       f32   0.41 as 0.5x + 0.5x erf(...), which onnxruntime does not match; 0.25 as one node
+    GELU, tanh      f32   0.60 -> 0.22; it matches the spelling of one exporter only
+    GELU            f16   0.57 and 0.74, also for Gelu, which has no f16 kernel: casts around the f32 kernel are faster
+    Mish            f32   4.6 with Softplus and Tanh, also for ai.onnx Mish; 0.5 as x n / (n + 2), n = e^x (e^x + 2)
     HardSwish       f32   0.22 -> 0.12; f64 has no HardSigmoid
-    HardSwish       f16   0.30 -> 0.20 as HardSigmoid in f32; the op itself becomes eleven nodes and 2.4 below opset 22
+    HardSwish       f16   0.30 -> 0.20 as HardSigmoid in f32; below opset 22 the op becomes eleven nodes and takes 2.4
     SoftPlus        f32   kept: log(1 + e^x) takes 0.81, the op Softplus 4.4
     Sigmoid         f32   four nodes -> one; f64 is kept: the division is faster there than the op
 
@@ -28,14 +28,14 @@ PLAIN, FUNCTION, CONTRIB = "plain", "function", "contrib"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """One row: a kind in these dtypes is written so.
+    """One row of the table: the form of a kind in these dtypes.
 
     Attributes:
-        when: attribute values that it is for.
-        since, until: opsets of ai.onnx that it is for.
+        when: attribute values to which the row applies.
+        since, until: opsets of ai.onnx to which the row applies.
         write: "plain" (a node of ai.onnx), "function" (of domain opgraph), "contrib" (of com.microsoft).
         op_type: of a contributed node.
-        forms: for which forms of `save`.
+        forms: the forms of `save` to which the row applies.
     """
 
     kind: str
@@ -73,11 +73,11 @@ WAYS: tuple[Way, ...] = (
 
 
 def way_out(kind: str, dtype: str, attrs: Mapping[str, AttrValue], opset: int, form: str) -> Way | None:
-    """The row for a unit; None where it stays as it is spelled.
+    """Returns the row for a unit; None if the unit keeps its spelling.
 
     Args:
         dtype: of its result.
-        form: of `save`, "auto" where the caller left it open.
+        form: of `save`; "auto" if the caller chose none.
     """
     for way in WAYS:
         fits = way.kind == kind and dtype in way.dtypes and form in way.forms and way.since <= opset <= way.until

@@ -1,9 +1,9 @@
-"""Tensors kept in files beside the model: which files may be read, and how they are mapped.
+"""Tensors in data files next to the model: checks which files may be read, and maps them.
 
-A model is untrusted input, and the location of its data is a path that it chose. A data file must lie in the model's
-own folder, after all symbolic links are followed; or, where the model file is itself a link (the cache of a model hub
-links model and data into one store), in the folder that the model really lies in. It must be a plain file with one
-name: a second hard link could be a file from elsewhere.
+A model is untrusted input, and the path of its data comes from the model. After all symbolic links are followed, a
+data file must be in the model's own folder. If the model file is itself a link (the cache of a model hub links model
+and data into one store), the folder of the real model file is allowed too. The data file must be a regular file with
+one name: a second hard link could be a file from another folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opgraph.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where one tensor lies: a file beside the model, and its bytes in it."""
+    """The location of one tensor: a file next to the model, and a range of bytes."""
 
     location: str
     offset: int
@@ -33,7 +33,7 @@ class DataFolder:
     """The folder of a model, with its data files, each mapped once.
 
     Args:
-        folder: where locations start.
+        folder: the base of all locations.
         model: the model's file, if there is one.
     """
 
@@ -42,10 +42,10 @@ class DataFolder:
     _files: dict[str, np.ndarray] = field(default_factory=dict)
 
     def read(self, extent: Extent, where: str) -> np.ndarray:
-        """The bytes of one tensor: a read-only u8 array, mapped, not read.
+        """Returns the bytes of one tensor as a read-only u8 array, which is mapped, not read.
 
         Raises:
-            ModelError: the location leaves the folder, the file is missing, no plain file, or too short.
+            ModelError: the location is outside the folder, or the file is missing, not a regular file, or too short.
         """
         if extent.location not in self._files:
             self._files[extent.location] = _mapped(self._path(extent.location, where), extent.location, where)

@@ -1,4 +1,4 @@
-"""The ONNX forms of the op records, indexed, and what onnx's own schemas say about them."""
+"""An index of the ONNX forms of the op records, and lookups in onnx's own schemas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_TYPE_STRING = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY
 
 @cache
 def schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
-    """The ai.onnx schema that an opset has for an op, or None."""
+    """The ai.onnx schema of an op in an opset, or None."""
     try:
         return onnx.defs.get_schema(op_type, opset, "")
     except onnx.defs.SchemaError:
@@ -28,7 +28,7 @@ def schema(op_type: str, opset: int) -> onnx.defs.OpSchema | None:
 
 
 def forms_of(record: OpDef, opset: int) -> Iterator[Onnx]:
-    """The forms of a record that an opset has, best first."""
+    """The forms of a record that exist in an opset, best first."""
     for form in record.onnx if isinstance(record.onnx, tuple) else ():
         if form.since <= opset <= (form.until or opset) and schema(form.op_type, opset) is not None:
             yield form
@@ -50,10 +50,10 @@ def _by_op_type() -> dict[str, list[tuple[OpDef, Onnx]]]:
 
 
 def slots(record: OpDef, form: Onnx, count: int) -> tuple[str, ...]:
-    """What stands at each ONNX input of a form: "input", "$attr", or "input|$attr".
+    """The content of each ONNX input of a form: "input", "$attr", or "input|$attr".
 
     Args:
-        count: how many inputs are given, where the op takes any number of them.
+        count: the number of inputs given, for variadic ops.
     """
     if form.inputs is not None:
         return form.inputs
@@ -63,7 +63,7 @@ def slots(record: OpDef, form: Onnx, count: int) -> tuple[str, ...]:
 
 @cache
 def allowed(op_type: str, opset: int, index: int) -> frozenset[str]:
-    """The dtypes that an op takes at input `index`, or makes at output `-1 - index`, as opgraph calls them."""
+    """The dtypes, under opgraph's names, that an op accepts at input `index` or returns at output `-1 - index`."""
     found = schema(op_type, opset)
     assert found is not None
     ports = found.inputs if index >= 0 else found.outputs
@@ -75,7 +75,7 @@ def allowed(op_type: str, opset: int, index: int) -> frozenset[str]:
 
 @cache
 def attribute_default(op_type: str, opset: int, name: str) -> AttrValue | None:
-    """ONNX's default of an attribute; None where it has none."""
+    """ONNX's default of an attribute; None if it has none."""
     found = schema(op_type, opset)
     if found is None or name not in found.attributes:
         return None

@@ -1,4 +1,4 @@
-"""Whether the functions of a model can be unfolded: each defined once, none calling itself, not too many nodes."""
+"""Checks that a model's functions can be unfolded: each defined once, none calling itself, not too many nodes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from opgraph.errors import ModelError, Unimplemented
 from opgraph.onnx.nodes import subgraphs
 
 MAX_NODES = 1_000_000
-#: What functions may unfold to: so many nodes, and so many for each that the file states. 2 KB could cost minutes and
-#: gigabytes otherwise (131,072 nodes: 29 s and 0.5 GB on a busy machine).
+#: The limit on unfolded nodes: a base number, plus a number for each node in the file. Without a limit, 2 KB could cost
+#: minutes and gigabytes (131,072 nodes: 29 s and 0.5 GB on a busy machine).
 _FREE_NODES, _PER_STATED_NODE = 50_000, 20
 
 
 def check_functions(model: ModelProto, label: str) -> None:
-    """Refuses functions that are defined twice, call each other in a circle, or unfold to too many nodes.
+    """Refuses functions that are defined twice, call each other in a cycle, or unfold to too many nodes.
 
     Raises:
-        ModelError: the first two.
-        Unimplemented: the third.
+        ModelError: a function is defined twice, or calls are cyclic.
+        Unimplemented: the functions unfold to too many nodes.
     """
     functions = {}
     for function in model.functions:
@@ -59,7 +59,7 @@ def check_functions(model: ModelProto, label: str) -> None:
 
 
 def _calls(nodes: list[NodeProto]) -> list[tuple[str, str, str]]:
-    """What a body calls, one entry for each node, subgraphs included."""
+    """The calls in a body, one entry for each node, subgraphs included."""
     found, waiting = [], nodes
     while waiting:
         found += [(n.domain, n.op_type, n.overload) for n in waiting]

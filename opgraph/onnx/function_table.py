@@ -1,4 +1,4 @@
-"""The functions that a model written by opgraph brings along: each body once, under names that its readers find."""
+"""The functions of a model written by opgraph: each body once, under names that runtimes can resolve."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from opgraph.ops.families import LAYOUT_ATTRS
 
 @dataclass(slots=True)
 class FunctionTable:
-    """The functions that a model written by opgraph needs, each body once.
+    """The functions of a model written by opgraph, each body once.
 
-    A second body of one name gets an overload, called after the dtype that it is for.
+    A second body with the same name gets an overload, named after its dtype.
     """
 
     opset: int
@@ -28,10 +28,10 @@ class FunctionTable:
     _labels: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def add(self, function: FunctionProto, label: str) -> str:
-        """Adds a function unless it is there; returns its overload.
+        """Adds a function unless its body is already there; returns its overload.
 
         Args:
-            label: what an overload would be called.
+            label: the name of the overload, if one is needed.
         """
         key = (function.name, canonical(function))
         if key not in self.bodies:
@@ -44,19 +44,19 @@ class FunctionTable:
         return self.bodies[key]
 
     def keep(self, function: FunctionProto) -> None:
-        """Takes over a function of the model that is being rewritten, under the overload that its callers use."""
+        """Adds a function of the model that is being rewritten, under the overload that its callers use."""
         key = (function.name, function.overload)
         if key not in self.functions:
             self.functions[key] = function
             self.bodies.setdefault((function.name, canonical(function)), function.overload)
 
     def settle(self, nodes: Iterable[NodeProto]) -> None:
-        """Drops the functions that are not called, and takes overloads off where one body of a name is left.
+        """Drops the functions that are not called, and removes the overload where one body of a name is left.
 
-        Of several, one that other bodies call has none: onnxruntime (1.31) finds no overload from there.
+        Of several bodies, one that other bodies call gets no overload: onnxruntime (1.31) resolves none from there.
 
         Args:
-            nodes: of the model, with the calls; renamed ones are changed in place.
+            nodes: of the model, with the calls; renamed calls are changed in place.
         """
         nodes = list(nodes)
         called = self.called(nodes)
@@ -75,14 +75,14 @@ class FunctionTable:
         for node in (*nodes, *inside):
             if node.domain == DOMAIN and (node.op_type, node.overload) in names:
                 overload = names[node.op_type, node.overload]
-                node.ClearField("overload")  # an empty one would be there, and differ
+                node.ClearField("overload")  # an empty field would be present, and compare unequal
                 if overload:
                     node.overload = overload
         self.functions = {(f.name, f.overload): f for f in self.functions.values()}
         self.bodies = {(f.name, canonical(f)): f.overload for f in self.functions.values()}
 
     def called(self, nodes: Iterable[NodeProto]) -> list[tuple[str, str]]:
-        """Names and overloads of what nodes call, and what that calls, in the order in which it is first called."""
+        """Names and overloads of the functions that nodes call, directly or indirectly, in order of the first call."""
         found: dict[tuple[str, str], None] = {}
         waiting = list(nodes)
         while waiting:
@@ -93,9 +93,9 @@ class FunctionTable:
         return list(found)
 
     def unfold_nested(self) -> None:
-        """Writes a body out where another one calls it by an overload: onnxruntime (1.31) finds none from there.
+        """Inlines a body where another one calls it by an overload, which onnxruntime (1.31) does not resolve there.
 
-        Not in bf16, which it does not run: there a unit is better kept by its name.
+        bf16 is excluded: onnxruntime does not run it, and a unit is better kept under its name.
         """
         for function in self.functions.values():
             bodies = [
@@ -120,14 +120,14 @@ class FunctionTable:
         node = NodeProto(op_type=record.kind, domain=DOMAIN, overload=overload or None, input=inputs, output=[output])
         for attr in record.attrs:
             value = signature.attrs.get(attr.name)
-            # Stated even where it is the default: onnx's evaluator and inliner (1.23) forget the defaults of functions.
+            # Written even if it is the default: onnx's evaluator and inliner (1.23) ignore the defaults of functions.
             if value is not None and (value != attr.default or attr.name not in LAYOUT_ATTRS):
                 node.attribute.append(onnx.helper.make_attribute(attr.name, onnx_value(attr, value)))
         return node
 
 
 def free_name(label: str, taken: Collection[str]) -> str:
-    """A name, or the first numbered variant of it that is not taken."""
+    """Returns the label, or its first numbered variant that is not taken."""
     found, number = label, 2
     while found in taken:
         found, number = f"{label}_{number}", number + 1
@@ -139,7 +139,7 @@ def _casts_to_bf16(function: FunctionProto) -> bool:
 
 
 def _written_out(call: NodeProto, body: FunctionProto, taken: Collection[str]) -> list[NodeProto]:
-    """The nodes of a body, of plain ops, in the place of a call of it; new values have names that are not taken."""
+    """Inlines a call of a body of plain ops: returns the body's nodes. New values get names that are not taken."""
     stem = str(call.output[0])
     while any(name.startswith(f"{stem} ") for name in taken):
         stem += "_"

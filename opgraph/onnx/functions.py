@@ -1,7 +1,7 @@
-"""Model-local functions: which ones are ours, and what becomes of the others.
+"""Model-local functions: recognizes opgraph's own functions, and unfolds all others.
 
-A function in domain `opgraph` is read as the op of its name only if its body is, node by node, what opgraph writes for
-that op: the name alone proves nothing. Every other function is unfolded into its caller.
+A function in domain `opgraph` is read as the op of its name only if its body equals, node by node, the body that
+opgraph writes for that op. The name alone is no proof. Every other function is unfolded into its caller.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Key = tuple[str, str]
 def trusted_call(
     node: NodeProto, function: FunctionProto, operands: Sequence[LogicalTensor], output: str, opset: int
 ) -> Native | None:
-    """The op that a call of a function means, if the function's body says so; else None.
+    """Returns the op that a function call stands for if the function's body matches it; else None.
 
     Args:
-        operands: of the call; their dtypes and numbers of dimensions count.
+        operands: of the call; their dtypes and numbers of dimensions are compared.
         output: dtype of the call's output; "undef" if unknown.
     """
     record = opdef.find(node.op_type)
@@ -63,7 +63,7 @@ def trusted_call(
 def _same_meaning(
     inputs: tuple[tuple[str, str, int | None], ...], output: str
 ) -> list[tuple[tuple[str, str, int | None], ...]]:
-    """The same call in other float types: a body for another type rounds elsewhere, but means the same op."""
+    """The same call in other float types. A body for another type rounds at other points, but means the same op."""
     kinds = {d for _, d, _ in inputs} | {output}
     if not kinds <= set(dtypes.FLOATS):
         return []
@@ -71,7 +71,7 @@ def _same_meaning(
 
 
 def attributes_of(record: OpDef, node: NodeProto) -> dict[str, AttrValue] | None:
-    """The attributes of a call of an op's function, as the op has them; None where they are not the op's."""
+    """Converts the attributes of a call of an op's function to the op's attributes; None if they do not match."""
     attrs = {a.name: a.default for a in record.attrs if a.default is not None}
     result: dict[str, AttrValue] = {n: v for n, v in attrs.items() if v is not None}
     for attribute in node.attribute:
@@ -85,7 +85,7 @@ def attributes_of(record: OpDef, node: NodeProto) -> dict[str, AttrValue] | None
 
 
 def canonical(function: FunctionProto) -> bytes:
-    """A body without names: values numbered as they appear, nodes without their own names and remarks."""
+    """A body without names: values numbered in order of appearance, nodes without names and doc strings."""
     number = {"": "", **{name: f"in{i}" for i, name in enumerate(function.input)}}
     plain = FunctionProto(input=[number[n] for n in function.input])
     for node in function.node:
@@ -108,7 +108,7 @@ def canonical(function: FunctionProto) -> bytes:
 
 
 def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
-    """The model with every function unfolded that is not ours, and remarks for `explain`.
+    """Unfolds every function that is not opgraph's own. Returns the model, and notes for `explain`.
 
     Raises:
         Unimplemented: the unfolded model would be too large, or have nodes of two opsets.
@@ -127,12 +127,12 @@ def unfolded(model: ModelProto, label: str) -> tuple[ModelProto, list[str]]:
 
 
 def _type_by_inference(model: ModelProto, stated: set[str]) -> None:
-    """Takes back what functions said of the values that were unfolded, except types that nothing else tells.
+    """Removes the functions' declarations of unfolded values, except types that cannot be inferred.
 
-    onnx's inliner copies it, and another call may have had other types and shapes. Sizes go in any case.
+    onnx's inliner copies them, and another call may have had other types and shapes. Shapes are always removed.
 
     Args:
-        stated: the values that the model itself says something of.
+        stated: the values that the model itself declares.
     """
     copied = [value for value in model.graph.value_info if value.name not in stated]
     if not copied:
@@ -149,10 +149,10 @@ def _type_by_inference(model: ModelProto, stated: set[str]) -> None:
 
 
 def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
-    """The model with its functions in its own opset of ai.onnx, which onnx's inliner wants.
+    """The model with its functions in its own opset of ai.onnx, as onnx's inliner requires.
 
     Raises:
-        Unimplemented: a node of a function means something else in the model's opset.
+        Unimplemented: a function's node is defined differently in the model's opset.
     """
     opset = opsets(model).get("", 0)
     result = ModelProto()
@@ -174,13 +174,13 @@ def _of_one_opset(model: ModelProto, label: str) -> ModelProto:
 
 
 def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
-    """The model with all functions inlined but these."""
+    """The model with all functions inlined except these."""
     stated = {value.name for value in model.graph.value_info}
     while others := {(f.domain, f.name) for f in model.functions} - kept:
         model = _with_defaults_written(model, others)
         now = _outermost(model, others) if _may_lose_defaults(model) else others
         result = onnx.inliner.inline_selected_functions(model, sorted(now), exclude=False)
-        # Calls of overloads that nobody defines would be left behind as unknown ops; the checker refused those.
+        # Calls of undefined overloads would remain as unknown ops; the checker has already refused them.
         for index in reversed(range(len(result.functions))):
             if (result.functions[index].domain, result.functions[index].name) in now:
                 del result.functions[index]
@@ -190,9 +190,9 @@ def _without(model: ModelProto, kept: set[Key]) -> ModelProto:
 
 
 def _may_lose_defaults(model: ModelProto) -> bool:
-    """Whether a call inside a function passes on an attribute that the function's own caller may leave out.
+    """True if a call inside a function passes on an attribute that the function's own caller may leave out.
 
-    Then the default of the function called holds, but which calls these are shows only once the outer one is inlined.
+    The callee's default then applies, but such calls can be identified only after the outer function is inlined.
     """
     defaults = {(f.domain, f.name, f.overload): {a.name for a in f.attribute_proto} for f in model.functions}
     return any(
@@ -206,7 +206,7 @@ def _may_lose_defaults(model: ModelProto) -> bool:
 
 
 def _outermost(model: ModelProto, keys: set[Key]) -> set[Key]:
-    """Those of some functions that no other of them calls; all, where overloads call each other by one name."""
+    """The functions in `keys` that no other of them calls; all, if overloads of one name call each other."""
     inner = {
         (node.domain, node.op_type)
         for function in model.functions
@@ -218,7 +218,7 @@ def _outermost(model: ModelProto, keys: set[Key]) -> set[Key]:
 
 
 def _with_defaults_written(model: ModelProto, keys: set[Key]) -> ModelProto:
-    """The model with calls of some functions stating all attributes: onnx's inliner (1.23) forgets their defaults."""
+    """Writes all attributes of calls of these functions, because onnx's inliner (1.23) ignores their defaults."""
     defaults = {
         (f.domain, f.name, f.overload): f.attribute_proto
         for f in model.functions
@@ -237,7 +237,7 @@ def _with_defaults_written(model: ModelProto, keys: set[Key]) -> ModelProto:
 
 
 def _doubtful(model: ModelProto, candidates: set[Key], types: Mapping[str, onnx.TypeProto]) -> set[Key]:
-    """Candidates that are called where the body cannot be compared, or whose body is another."""
+    """Candidates that are called where the body cannot be compared, or whose body differs."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     result = {(n.domain, n.op_type) for f in model.functions for n in with_inner(f.node)} & candidates
     opset = opsets(model).get("", 1)

@@ -32,24 +32,24 @@ from opgraph.partition.partition import FUSED, Partition
 from opgraph.partition.rules import Unit
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
-#: A function of one node would say nothing.
+#: The fewest nodes of a function; a function of one node is pointless.
 _FEWEST = 2
-#: What steers a node, its axes, has no more entries.
+#: The most entries in the axes of a node.
 _MOST_AXES = 32
 
-#: Nodes with the index that they had, or that the node had which they replace.
+#: Nodes, each with its own original index or that of the node it replaces.
 Numbered = list[tuple[int, NodeProto]]
 
 
 @dataclass(slots=True)
 class Folding:
-    """What becomes of the fused partitions of a model.
+    """Replaces the fused partitions of a model by function calls.
 
     Attributes:
-        library: whether an onnxruntime library is to run them; then a partition that it cannot run stays as it is.
-        rows: whether partitions that reduce rows are wanted.
-        on_gpu: whether the library serves onnxruntime's CUDA provider as well; then it has what both can run.
-        ops: what that library holds.
+        library: True if an onnxruntime library runs the functions; a partition that it cannot run then stays unchanged.
+        rows: True if partitions that reduce rows are included.
+        on_gpu: True if the library also serves onnxruntime's CUDA provider; it then holds the ops that both can run.
+        ops: the ops of that library.
     """
 
     library: bool
@@ -66,9 +66,9 @@ class Folding:
         emitter: Emitter,
         summary: Summary,
     ) -> Numbered:
-        """The nodes with each fused partition of several nodes replaced by a call of a function.
+        """Returns the nodes, with each fused partition of several nodes replaced by a function call.
 
-        Equal bodies share one function, called after the units inside and a hash of the body.
+        Equal bodies share one function, named after the units inside and a hash of the body.
 
         Args:
             outputs: the names of the model's outputs.
@@ -100,12 +100,12 @@ class Folding:
             name = ROWS_UNIT if has_rows(part) else FUSED_UNIT
             summary.units[name] = summary.units.get(name, 0) + 1
         if self.library and any(n.domain == DOMAIN and n.op_type == CHOSEN for _, n in nodes):
-            # A registered op wins over a function of its name, and so has to serve every dtype of it.
-            # Kernels for GPUs take seconds to build: those that a node here calls.
+            # A registered op takes precedence over a function of its name, so it must support every dtype of it.
+            # GPU kernels take seconds to build, so only those that a node here calls are built.
             left = [node for index, node in nodes if index not in folded and node.op_type == CHOSEN]
             called = {dtype_of.get(node.input[0]) for node in left} if self.on_gpu else set()
             self.ops.extend(replace(op, on_gpu=op.inputs[0] in called) for op in swish_ops())
-        # After a result, whose name is there after each load: nodes of a body that is unfolded have none.
+        # Calls are named after a result, which has a name after each load; nodes of an unfolded body have no names.
         taken = {node.name for index, node in nodes if index not in folded}
         for call in calls.values():
             call.name = free_name(call.output[0], taken)
@@ -121,7 +121,7 @@ class Folding:
             return False
         if not self.library:
             return len(inside) >= _FEWEST
-        # Integers and booleans alone are the shapes and masks of a model, which onnxruntime folds where it can.
+        # Partitions of only integers and booleans are shapes and masks, which onnxruntime folds where it can.
         ports = (*part.input_ports, *part.output_ports)
         unit = part.unit_matches[-1] if part.unit_matches else None
         if unit is not None and len(unit.ops) == len(part.ops) and is_onnxruntimes_own(unit):
@@ -141,7 +141,7 @@ class Folding:
         outputs: Collection[str],
         emitter: Emitter,
     ) -> NodeProto | None:
-        """A function of these nodes, and the node that calls it; None where the library cannot run it."""
+        """Adds a function of these nodes; returns the node that calls it, or None if the library cannot run it."""
         ids = {source.value_of[t.id]: t.id for t in (*_tensors(part.ops), *part.constants) if t.id in source.value_of}
         body = [*numbers.of(inside, ids), *inside]
         made = {n for node in body for n in node.output if n}
@@ -153,7 +153,7 @@ class Folding:
         for node in body[: len(body) - len(inside)]:
             dtype_of[node.output[0]] = dtypes.BY_ONNX[node.attribute[0].t.data_type].name
         nodes = _numbered(widened(body, inputs, results, dtype_of, emitter), inputs, results)
-        # In the order in which the body makes them, which is that of the nodes once it is unfolded.
+        # The results follow the order in which the body makes them: that of the nodes after unfolding.
         made_at = {name: place for place, node in enumerate(nodes) for name in node.output}
         results.sort(key=made_at.__getitem__)
         function = FunctionProto(domain=DOMAIN, doc_string="One fused partition.")
@@ -168,7 +168,7 @@ class Folding:
         bare = FunctionProto()
         bare.CopyFrom(function)
         for node in bare.node:
-            node.ClearField("overload")  # what a body is called is settled in the end; which it is counts below
+            node.ClearField("overload")  # overloads are settled at the end; the called bodies are hashed below
         bodies = [emitter.functions.functions[n.op_type, n.overload] for n in nodes if n.domain == DOMAIN]
         named = canonical(bare) + types.encode() + b"".join(map(canonical, bodies))
         function.name = f"{stem}_{hashlib.sha256(named).hexdigest()[:8]}"
@@ -191,7 +191,7 @@ class Folding:
 
 
 def _with_dtype_stated(node: NodeProto, dtype_of: Mapping[str | None, str]) -> NodeProto:
-    """The node; for a CastLike the Cast, as its op does not read the second operand, which may need this partition."""
+    """The node; a CastLike becomes a Cast: its op ignores the second operand, which may depend on this partition."""
     if (node.domain, node.op_type) != ("", "CastLike"):
         return node
     cast = NodeProto()
@@ -203,9 +203,9 @@ def _with_dtype_stated(node: NodeProto, dtype_of: Mapping[str | None, str]) -> N
 
 
 def _numbered(nodes: Sequence[NodeProto], inputs: Collection[str], results: Collection[str]) -> list[NodeProto]:
-    """The nodes of a body, without names of their own, and with the values between them numbered.
+    """The nodes of a body, without node names, and with the inner values numbered.
 
-    onnx's inliner renames both at each load, so a body under the names that it left would never be the same again.
+    onnx's inliner renames both at each load, so a body with the inliner's names would differ after each load.
     """
     kept = {*inputs, *results, ""}
     free = (name for name in (f"t{number}" for number in count()) if name not in kept)
@@ -222,7 +222,7 @@ def _numbered(nodes: Sequence[NodeProto], inputs: Collection[str], results: Coll
 
 
 def is_onnxruntimes_own(unit: Unit) -> bool:
-    """Whether a unit by itself is one that onnxruntime has a faster kernel for: x sigmoid(x) in f32 (AVX-512)."""
+    """True if onnxruntime has a faster kernel for this unit alone: x sigmoid(x) in f32 (AVX-512)."""
     plain = unit.kind == CHOSEN and len(unit.inputs) == 1 and unit.attrs.get("alpha") == 1
     return plain and unit.root.outputs[0].dtype == "f32"
 
@@ -230,7 +230,7 @@ def is_onnxruntimes_own(unit: Unit) -> bool:
 def _whole_nodes(
     part: Partition, source: Source, ops_of_node: Mapping[int, int], by_index: Mapping[int, object]
 ) -> list[int]:
-    """Indices of a partition's nodes, in order; none where it has a part of a node only."""
+    """Indices of a partition's nodes, in order; none if it contains only a part of a node."""
     inside = Counter(source.node_of[op.id] for op in part.ops if op.id in source.node_of)
     whole = all(count == ops_of_node[index] for index, count in inside.items())
     return sorted(inside.keys() & by_index.keys()) if whole else []
@@ -244,7 +244,7 @@ def _tensors(ops: Iterable[Op]) -> list[LogicalTensor]:
 class _Numbers:
     """The small constants of a model, by name: numbers and axes, which are part of the body of a function.
 
-    A kernel has them built in, so they must count in the function's name.
+    They are compiled into the kernel, so they must affect the function's name.
     """
 
     source: Source
@@ -257,7 +257,7 @@ class _Numbers:
                 self.nodes[node.output[0]] = node
 
     def of(self, inside: list[NodeProto], operands: Collection[str]) -> list[NodeProto]:
-        """A Constant node for each that these nodes read: of one element, or what is no operand of the ops (axes)."""
+        """Constant nodes for the values that these nodes read: single elements, and non-operands of the ops (axes)."""
         names = dict.fromkeys(n for node in inside for n in node.input if n)
         found = [(name, self._value(name)) for name in names]
         return [
@@ -272,7 +272,7 @@ class _Numbers:
             return self.emitter.arrays[name]
         if name in self.nodes:
             return constant_value(self.nodes[name])
-        if name not in origin.tensors or name in origin.inputs:  # a default may be another number at run time
+        if name not in origin.tensors or name in origin.inputs:  # a default may be overridden at run time
             return None
         tensor = origin.tensors[name]
         small = int(np.prod(tensor.shape.numpy(), dtype=np.int64)) <= _MOST_AXES and int(tensor.dtype) in dtypes.BY_ONNX

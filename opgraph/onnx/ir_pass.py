@@ -1,4 +1,4 @@
-"""Fusing as a pass of onnx_ir, beside others in its Sequential or PassManager."""
+"""Fusion as an onnx_ir pass, for use with other passes in its Sequential or PassManager."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from opgraph.onnx.target import checked_form, checked_opset, target_of
 
 
 class FusePass(FunctionalPass):
-    """`opgraph.onnx.fuse` of an onnx_ir.Model: its named units, or all of its fused partitions, as single nodes.
+    """`opgraph.onnx.fuse` for an onnx_ir.Model: writes named units, or all fused partitions, as single nodes.
 
-    The given model is not changed. A model that has nothing (more) to fuse comes back equal, and as not modified.
+    The given model is not changed. A model with nothing (more) to fuse is returned equal and marked as not modified.
 
     Args:
         form, target, functions, opset, ort_library, march, cuda, keep: as for `opgraph.onnx.save`.
@@ -55,7 +55,7 @@ class FusePass(FunctionalPass):
         self.library = (ort_library, march)
 
     def requires(self, model: ir.Model) -> None:
-        """The target reads the model's opset, or the one asked for; every initializer has its value."""
+        """Checks that the target reads the requested or the model's opset, and that every initializer has a value."""
         opset = self.request.opset or model.opset_imports.get("", 0)
         if opset > self.target.opset:
             raise PreconditionError(
@@ -66,7 +66,7 @@ class FusePass(FunctionalPass):
             raise PreconditionError(f"initializer {empty[0]!r} has no value")
 
     def call(self, model: ir.Model) -> PassResult:
-        """A new model.
+        """Returns a new model.
 
         Raises:
             OpGraphError: as `opgraph.onnx.load` and `save`.
@@ -82,7 +82,7 @@ class FusePass(FunctionalPass):
         return PassResult(draft.ir_model(), modified=unfolded or draft.skeleton != before)
 
     def ensures(self, model: ir.Model) -> None:
-        """The target reads it, and every call of a function of opgraph's has its function."""
+        """Checks that the target reads the model, and that every opgraph function that is called is defined."""
         if (model.ir_version or 0) > self.target.ir_version or model.opset_imports.get("", 0) > self.target.opset:
             raise PostconditionError(f"{self.target.name} does not read ir_version {model.ir_version}")
         for node in model.graph.all_nodes():

@@ -1,4 +1,4 @@
-"""ONNX in: a model becomes a finalized Graph."""
+"""Reads an ONNX model into a finalized Graph."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def load(model: ModelLike, *, library: bool = False) -> Graph:
     Args:
         model: a path, an onnx.ModelProto, or an onnx_ir.Model. It is treated as untrusted input. Data files are
             mapped, not read.
-        library: whether matrix products, reductions and changes of shape become native ops, too, which have gradients
-            and run in torch. Otherwise they stay Wildcards, which onnxruntime runs together with their neighbours.
+        library: True: matrix products, reductions and shape changes become native ops too, which have gradients and
+            run in torch. Otherwise they stay Wildcards, which onnxruntime runs together with their neighbours.
 
     Returns: a finalized graph with exactly the model's inputs and outputs, in order. Pointwise nodes are native ops,
-        in every spelling that the op records list; every other node is a Wildcard that carries it exactly. Symbolic
-        dimensions keep their names. `graph.source` remembers the model, so that `save` keeps what the graph does not
-        hold.
+        in every spelling that the op records list. Every other node is a Wildcard that carries it exactly. Symbolic
+        dimensions keep their names. `graph.source` refers to the model, so that `save` keeps the parts that the graph
+        does not hold.
 
     Raises:
-        ModelError: no such file, no ONNX model, or one that is malformed; names the node or tensor concerned.
-        Unimplemented: well-formed, but with something that cannot be carried; names it.
+        ModelError: the file is missing, is no ONNX model, or is malformed; the message names the node or tensor.
+        Unimplemented: the model is well-formed, but a part cannot be represented; the message names it.
     """
     origin: Origin | None = None
     try:
@@ -40,7 +40,7 @@ def load(model: ModelLike, *, library: bool = False) -> Graph:
         if origin is None:
             raise
         raise ModelError(error.what, where=f"{error.where}, in {origin.label}", fix=error.fix) from error
-    except Exception as error:  # a file that no check foresaw must not end in a foreign traceback
+    except Exception as error:  # a file that no check covers must not end in a foreign traceback
         text = " ".join(str(error).split())[:300]
         raise ModelError(
             f"the model cannot be read: {type(error).__name__}: {text}",

@@ -1,4 +1,4 @@
-"""What a node reads beyond its inputs: its subgraphs and what they take from outside."""
+"""The subgraphs of a node, and the outer values that they read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reads(node: NodeProto) -> list[str]:
 
 
 def with_inner(nodes: Iterable[NodeProto]) -> list[NodeProto]:
-    """The nodes, and those of their subgraphs, however deep."""
+    """The nodes, and those of their subgraphs at any depth."""
     found, waiting = list[NodeProto](), list(nodes)
     while waiting:
         found += waiting
@@ -43,7 +43,7 @@ def with_inner(nodes: Iterable[NodeProto]) -> list[NodeProto]:
 
 
 def since(node: NodeProto, opset: int) -> int:
-    """The opset that defines a node's op as an opset of ai.onnx has it; -1 where there is no such op."""
+    """The opset that introduced the version of a node's op used in `opset` of ai.onnx; -1 if there is no such op."""
     try:
         return int(onnx.defs.get_schema(node.op_type, opset, "").since_version)
     except onnx.defs.SchemaError:

@@ -1,4 +1,4 @@
-"""The body of `opgraph::RMSNorm`, in the one spelling that onnxruntime makes a single kernel of."""
+"""The body of `opgraph::RMSNorm`, in the only spelling that onnxruntime fuses into one kernel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from opgraph.ir import dtypes
 from opgraph.onnx.signature import Signature
 
 RMS_NORM = "RMSNorm"
-#: Axes are an input of ReduceMean from here on.
+#: First opset in which the axes are an input of ReduceMean.
 _AXES_ARE_INPUTS = 18
 
 
 def rms_norm_nodes(signature: Signature) -> list[NodeProto]:
     """x / sqrt(mean(x^2) + epsilon) * gamma over the last axis; f16 and bf16 in f32, rounded once.
 
-    onnxruntime knows Pow, ReduceMean, Add, Sqrt, Div, Mul in this order (1.31: three times as fast as the spelling with
-    Reciprocal that torch exports), and that only with a constant epsilon.
+    onnxruntime matches Pow, ReduceMean, Add, Sqrt, Div, Mul in this order, and only with a constant epsilon (1.31:
+    three times as fast as the spelling with Reciprocal that torch exports).
 
     Raises:
-        Unimplemented: there is no gamma, it is of another dtype, or more axes than the last.
+        Unimplemented: there is no gamma, it has another dtype, or the norm covers more axes than the last.
     """
     dtypes_given = {dtype for _, dtype, _ in signature.inputs}
     narrow = dtypes_given <= {"f16", "bf16"}

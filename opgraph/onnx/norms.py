@@ -1,4 +1,4 @@
-"""Norms spelled out in a model, and the single nodes that they become."""
+"""Finds norms that a model spells out, and writes each as a single node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opgraph.partition.view import scalar
 
 _LAYER = "layer_norm"
 _LAYER_SINCE, _RMS_SINCE = 17, 23
-#: f64 is left alone: onnxruntime 1.31 takes twice the time of the spelling for its own f64 norms.
+#: f64 is left alone: onnxruntime 1.31's own f64 norms take twice as long as the spelling.
 _LAYER_DTYPES, _RMS_DTYPES = ("f32", "f16", "bf16"), ("f32", "f16")
 
 
@@ -32,10 +32,10 @@ class Norm:
     Attributes:
         name: of the unit.
         root: index of the node that makes the result.
-        nodes: indices of all nodes of it.
-        inputs: the tensors x, gamma and, of a layer norm, beta; x alone where an RMS norm has no weight.
+        nodes: indices of all its nodes.
+        inputs: the tensors x, gamma and, for a layer norm, beta; x alone if an RMS norm has no weight.
         names: of these values in the model.
-        output: of the result.
+        output: the result and its name.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Norm:
         dtype = self.output[0].dtype
         made = [self.output[1]]
         inputs, names = self.inputs, self.names
-        if len(inputs) == 1:  # all that can be written has one, and onnxruntime fuses nothing without
+        if len(inputs) == 1:  # every form that can be written has a weight, and onnxruntime fuses none without
             size = inputs[0].get_dims()[-1]
             assert isinstance(size, int)
             inputs = (*inputs, LogicalTensor(0, dtype, (size,)))
@@ -88,18 +88,18 @@ def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
         if unit.root.id in taken:
             continue
         smaller = [op for op in unit.ops if op.id in roots and op is not unit.root]
-        # A norm inside that somebody else reads would be computed twice.
+        # An inner norm that is also read outside would be computed twice.
         stays = any(_is_read_outside(op, unit, graph) for op in smaller)
         norm = None if stays else _norm(unit, graph, source, opset)
         if norm is not None:
             found.append(norm)
-        if norm is not None or unit.name == _LAYER:  # one that stays is onnxruntime's to find, whole
+        if norm is not None or unit.name == _LAYER:  # one that stays remains whole, for onnxruntime to match
             taken.update(op.id for op in unit.ops)
     return found[::-1]
 
 
 def _is_read_outside(op: Op, unit: Unit, graph: Graph) -> bool:
-    """Whether what an op of a unit makes is an output, or is read by an op that is none of the unit's."""
+    """True if the result of a unit's op is an output, or is read by an op outside the unit."""
     made = op.outputs[0]
     return made in graph.outputs or not {o.id for o in graph.consumers(made.id)} <= {o.id for o in unit.ops}
 
@@ -114,7 +114,7 @@ def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
         if weight is not None:
             values["w"] = weight
         elif not x.dims or not isinstance(x.dims[-1], int):
-            return None  # its ones need a number
+            return None  # its weight of ones needs a known size
     dtype = root.outputs[0].dtype
     allowed = _LAYER_DTYPES if layer else (*_RMS_DTYPES, "bf16")
     if dtype not in allowed or (layer and opset < _LAYER_SINCE):
@@ -134,9 +134,9 @@ def _norm(unit: Unit, graph: Graph, source: Source, opset: int) -> Norm | None:
 
 
 def _in_casts(core: Op, wide: LogicalTensor, graph: Graph) -> tuple[Op, LogicalTensor, LogicalTensor | None, list[Op]]:
-    """What surrounds an f32 core in a 16-bit model: a cast before it, one after it, and the product with the weight.
+    """Finds the ops around an f32 core in a 16-bit model: a cast before, a cast after, and the product with the weight.
 
-    Returns: the last op, what is normed, the weight if there is one, and the ops around the core.
+    Returns: the last op, the tensor that is normed, the weight if there is one, and the ops around the core.
     """
     before = graph.producer(wide.id)
     after = graph.consumers(core.outputs[0].id)
