@@ -1,4 +1,4 @@
-"""A model, taken apart: from a path, a ModelProto or an onnx_ir.Model."""
+"""Splits a model into structure and weights, from a path, a ModelProto or an onnx_ir.Model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgraph.onnx.origin import SMALL, ModelLike, Origin, add_stand_in
 from opgraph.onnx.sparse import Room, checked_dense
 from opgraph.onnx.tensor_check import check_tensor
 
-#: Fields of the graph that are not copied: they are looked at one by one.
+#: Fields of the graph that are not copied: their items are checked one by one.
 _TAKEN = ("initializer", "sparse_initializer")
 
 
@@ -24,7 +24,7 @@ def taken_apart(model: ModelLike) -> Origin:
     """The structure and the weights of a model.
 
     Raises:
-        ModelError: the file is missing, no file, empty, or no ONNX protobuf.
+        ModelError: the file is missing, not a regular file, empty, or no ONNX protobuf.
         InvalidArguments: `model` is neither a path, a ModelProto nor an onnx_ir.Model.
     """
     if isinstance(model, onnx.ModelProto):
@@ -80,7 +80,7 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
         if descriptor.name not in _TAKEN:
             _copy_field(skeleton.graph, descriptor.name, value, label)
     inputs = [i.name for i in proto.graph.input]
-    path = None if path is None else Path.cwd() / path  # it is read again later, maybe from another folder
+    path = None if path is None else Path.cwd() / path  # read again later, perhaps from another working directory
     base = os.fspath(path.parent) if path is not None else ""
     tensors: dict[str, ir.TensorProtocol] = {}
     headers: dict[str, onnx.TensorProto] = {}
@@ -113,8 +113,8 @@ def _of_proto(proto: onnx.ModelProto, label: str, path: Path | None) -> Origin:
 
 
 def _place(name: object, known: Container[object], label: str) -> str:
-    """Where an initializer is, in words; its name must be text, and new."""
-    if not isinstance(name, str):  # protobuf hands over what is no UTF-8 as bytes
+    """Describes an initializer for messages. Its name must be text, and not yet used."""
+    if not isinstance(name, str):  # protobuf returns text that is no UTF-8 as bytes
         raise ModelError(f"{name!r:.100} is no UTF-8 text", where=label, fix="fetch the model again")
     where = f'initializer "{name}" of {label}'
     if name in known:
@@ -123,7 +123,7 @@ def _place(name: object, known: Container[object], label: str) -> str:
 
 
 def _copy_field(target: onnx.ModelProto | onnx.GraphProto, name: str, value: object, label: str) -> None:
-    if isinstance(value, bytes):  # the model has no field of bytes here: text that is no UTF-8
+    if isinstance(value, bytes):  # no field here has the type bytes, so this is text that is no UTF-8
         raise ModelError(f"{name} is no UTF-8 text", where=label, fix="fetch or export the model again")
     if hasattr(value, "extend"):
         getattr(target, name).extend(value)
@@ -185,7 +185,7 @@ def _of_ir(model: ir.Model) -> Origin:
 
 
 def _found_from_anywhere(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """The tensor, with the folder of its data file given from the root on: the process may go to another folder."""
+    """The tensor, with an absolute path to the folder of its data file: the working directory may change."""
     if not isinstance(tensor, ir.ExternalTensor) or os.path.isabs(tensor.base_dir):
         return tensor
     return ir.ExternalTensor(

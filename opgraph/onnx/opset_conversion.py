@@ -1,4 +1,4 @@
-"""Moving a model to another opset, where that changes no node of it."""
+"""Moves a model to another opset if that changes none of its nodes."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ def _attribute(node: NodeProto, name: str) -> object:
     return next((plain_value(a) for a in node.attribute if a.name == name), None)
 
 
-#: Nodes that mean something else from an opset on, though onnx's version converter (1.23) carries them over as they
-#: are: op type and opset -> whether a node is one.
+#: Nodes whose meaning changes at an opset although onnx's version converter (1.23) keeps them unchanged: op type and
+#: opset -> predicate for such a node.
 _MEANS_OTHERWISE: Mapping[tuple[str, int], Callable[[NodeProto], bool]] = {
-    # A slope for each channel was one for axis 1, and is one for the last axis.
+    # A slope for each channel applied to axis 1 before, and applies to the last axis since.
     ("PRelu", 7): lambda node: True,
-    # The mask had the dtype of the data, and is boolean.
+    # The mask had the dtype of the data before, and is boolean since.
     ("Dropout", 10): lambda node: len(node.output) > 1 and node.output[1] != "",
-    # One element was marked in all axes from `axis` on, and is in `axis` alone; its default was 1, and is -1.
+    # One element was marked across all axes from `axis` on; since then, along `axis` only. The default was 1, now -1.
     ("Hardmax", 13): lambda node: _attribute(node, "axis") != -1,
-    # There is no such mode any more.
+    # This mode was removed.
     ("Resize", 13): lambda node: _attribute(node, "coordinate_transformation_mode") == "tf_half_pixel_for_nn",
 }
-#: Axes are counted from the end from here on.
+#: First opset in which negative axes count from the end.
 _NEGATIVE_AXES = 11
 
 
 def restamped(model: ModelProto, opset: int, target: Target, replaced: Container[int] = ()) -> ModelProto:
-    """The model under another opset of ai.onnx.
+    """Returns the model with another opset of ai.onnx.
 
     Args:
-        replaced: indices of nodes that will be others, whatever they mean there.
+        replaced: indices of nodes that will be replaced, so their meaning in that opset is irrelevant.
 
-    Where an op has a newer definition there, onnx's version converter is asked: if it would change nothing but the
-    number, nothing is changed but the number.
+    If an op has another definition in that opset, onnx's version converter is run. If the converter would change only
+    the opset number, only that number is changed.
 
     Raises:
-        Unimplemented: an op means something else there, or the target does not read that opset.
+        Unimplemented: an op means something else in that opset, or the target does not read the opset.
     """
     current = opsets(model).get("", opset)
     where = f"opset {current} -> {opset}"
@@ -61,7 +61,7 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
     staying.CopyFrom(model)
     del staying.graph.node[:]
     staying.graph.node.extend(node for index, node in enumerate(model.graph.node) if index not in replaced)
-    nodes = with_inner(onnx.inliner.inline_local_functions(staying).graph.node)  # bodies are moved with the model
+    nodes = with_inner(onnx.inliner.inline_local_functions(staying).graph.node)  # function bodies move with the model
     moved = sorted({n.op_type for n in nodes if n.domain == "" and since(n, current) != since(n, opset)})
     if moved:
         otherwise = sorted(_otherwise(nodes, current, opset))
@@ -93,11 +93,11 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
 
 
 def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
-    """Op types that the version converter rewrites; of those that have moved, all where it cannot carry one over."""
+    """Op types that the version converter rewrites; all of `moved` if the converter fails."""
     plain = onnx.inliner.inline_local_functions(model)
     try:
         converted = onnx.version_converter.convert_version(plain, opset)
-    except Exception:  # a plain RuntimeError, of assertions of its C++
+    except Exception:  # assertions of its C++ code raise a plain RuntimeError
         return moved
     before = Counter(_shape(n) for n in with_inner(plain.graph.node))
     after = Counter(_shape(n) for n in with_inner(converted.graph.node))
@@ -105,7 +105,7 @@ def _changed(model: ModelProto, opset: int, moved: list[str]) -> list[str]:
 
 
 def _unknown_there(nodes: Iterable[NodeProto], opset: int) -> set[str]:
-    """Op types with an attribute that the op does not have in an opset: on the way down, the converter leaves some."""
+    """Op types with an attribute that the op lacks in an opset. The converter leaves some when it lowers an opset."""
     found = set[str]()
     for node in nodes:
         definition = schema(node.op_type, opset) if node.domain == "" else None
@@ -115,7 +115,7 @@ def _unknown_there(nodes: Iterable[NodeProto], opset: int) -> set[str]:
 
 
 def _otherwise(nodes: Iterable[NodeProto], current: int, opset: int) -> set[str]:
-    """Op types of nodes that mean something else in an opset, though the converter leaves them as they are."""
+    """Op types of nodes that mean something else in an opset although the converter leaves them unchanged."""
     found = set[str]()
     for node in nodes:
         if node.domain != "" or since(node, current) == since(node, opset):
@@ -131,7 +131,7 @@ def _otherwise(nodes: Iterable[NodeProto], current: int, opset: int) -> set[str]
 
 
 def _shape(node: NodeProto) -> tuple[str, int, int, tuple[bytes, ...]]:
-    """What the converter may change of a node; the nodes of its subgraphs count by themselves."""
+    """The parts of a node that the converter may change; nodes of its subgraphs are compared separately."""
     plain = (a for a in node.attribute if a.type not in (AttributeProto.GRAPH, AttributeProto.GRAPHS))
     attributes = tuple(sorted(a.SerializeToString(deterministic=True) for a in plain))
     return node.op_type, len(node.input), len(node.output), attributes

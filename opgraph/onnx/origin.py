@@ -1,7 +1,7 @@
-"""What a model is before it is trusted: its structure without the weights, and the weights, not yet read.
+"""A model before it is trusted: its structure without the weights, and the weights, not yet read.
 
-The structure goes to onnx's checker and inliner, which copy and serialize what they are given; a model of many
-gigabytes passes through them in kilobytes this way. Initializers above a small size stand in it as typed inputs.
+The structure is passed to onnx's checker and inliner, which copy and serialize their arguments. For a model of many
+gigabytes, they thus process only kilobytes. In the structure, typed inputs stand for initializers above a small size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opgraph.runtime.providers.onnx_region import tensor_proto
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | onnx.ModelProto | ir.Model"
 
-#: Initializers up to this many bytes stay in the structure: shape inference looks at them.
+#: Initializers up to this many bytes stay in the structure: shape inference reads them.
 SMALL = 1024
 #: From this ir_version on, an initializer that is listed among the inputs is a default that a caller may override.
 DEFAULTS_SINCE = 4
@@ -30,18 +30,18 @@ DEFAULTS_SINCE = 4
 
 @dataclass(slots=True)
 class Origin:
-    """One model, taken apart.
+    """One model, split into structure and weights.
 
     Attributes:
-        label: how messages call it: the file, or the kind of object.
+        label: its name in messages: the file, or the kind of object.
         path: its file, if it has one.
         skeleton: the model; large initializers are inputs after the true ones.
         tensors: the initializers of the main graph, by name.
         inputs: the names of the true inputs.
-        replaced: other values for some initializers, of their dtypes and shapes.
-        folded: the model before functions of others were unfolded, if some were.
-        headers: the initializers that lie in data files, as the model states them.
-        sparse: those that the model states as sparse tensors; `tensors` has them with their zeros.
+        replaced: other values for some initializers, of the same dtypes and shapes.
+        folded: the model before foreign functions were unfolded, if there were any.
+        headers: the model's entries for the initializers in data files.
+        sparse: the initializers that the model stores as sparse tensors; `tensors` holds them with their zeros.
     """
 
     label: str
@@ -56,21 +56,21 @@ class Origin:
     _folders: dict[str, DataFolder] = field(default_factory=dict)
 
     def extent(self, name: str) -> Extent | None:
-        """Where an initializer lies (or, replaced, lay) outside the model's own file."""
+        """The location of an initializer in a data file (the former one, if it was replaced); else None."""
         tensor = self.tensors[name]
         if not isinstance(tensor, ir.ExternalTensor):
             return None
         return Extent(os.fspath(tensor.location), tensor.offset or 0, tensor.nbytes)
 
     def raw(self, name: str) -> np.ndarray:
-        """The bytes of an initializer, as ONNX stores them: u8, mapped where it lies in a data file.
+        """The bytes of an initializer in ONNX's layout, as u8; memory-mapped if they are in a data file.
 
         Raises:
             ModelError: its file must not or cannot be read.
         """
         tensor, extent = self.tensors[name], self.extent(name)
         if name in self.replaced:
-            return np.frombuffer(tensor_proto(name, self.replaced[name]).raw_data, np.uint8)  # two of 4 bits in a byte
+            return np.frombuffer(tensor_proto(name, self.replaced[name]).raw_data, np.uint8)  # two 4-bit items a byte
         if extent is None:
             return np.frombuffer(tensor.tobytes(), np.uint8)
         assert isinstance(tensor, ir.ExternalTensor)
@@ -79,7 +79,7 @@ class Origin:
         return folder.read(extent, f'initializer "{name}" of {self.label}')
 
     def data_files(self) -> dict[str, set[str]]:
-        """The files of initializers' data, links resolved, by the location that the model gives."""
+        """The data files of initializers, with links resolved, by the location in the model."""
         tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]
         found: dict[str, set[str]] = {}
         for base, location in {(os.fspath(t.base_dir), os.fspath(t.location)) for t in tensors}:
@@ -87,7 +87,7 @@ class Origin:
         return found
 
     def files(self) -> set[str]:
-        """The files that the model lies in, links resolved: its own, if it has one, and those of initializers' data."""
+        """The files of the model, with links resolved: its own, if it has one, and its data files."""
         own = {os.path.realpath(self.path)} if self.path is not None else set()
         return own.union(*self.data_files().values())
 
@@ -110,7 +110,7 @@ class Origin:
             return _unpacked(self.raw(name), int(np.prod(shape)), known.numpy).reshape(shape)
         raw = self.raw(name)
         if raw.ctypes.data % known.itemsize:
-            raw = raw.copy()  # an offset that no element may start at
+            raw = raw.copy()  # the offset is not aligned for this dtype
         return raw.view(known.numpy).reshape(shape)
 
 
@@ -122,6 +122,6 @@ def _unpacked(raw: np.ndarray, size: int, dtype: np.dtype[np.generic]) -> np.nda
 
 
 def add_stand_in(skeleton: onnx.ModelProto, name: str, element: int, dims: list[int], inputs: list[str]) -> None:
-    """Adds the input that stands for a large initializer, unless it is an input already."""
+    """Adds the input that stands for a large initializer, unless the input already exists."""
     if name not in inputs:
         skeleton.graph.input.append(onnx.helper.make_tensor_value_info(name, element, dims))

@@ -1,4 +1,4 @@
-"""Looking into a model file without running opgraph on it: its inner values named and made outputs."""
+"""Inspects a model file without running opgraph on it: lists its inner values, and makes them outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opgraph.errors import ModelError
 from opgraph.ir import dtypes
 from opgraph.runtime.providers.onnx_types import ELEMENT_NAMES
 
-#: opgraph's dtype for onnxruntime's word for a type: "tensor(float)" -> "f32".
+#: Maps onnxruntime's type names to opgraph's dtypes: "tensor(float)" -> "f32".
 DTYPE_OF_TYPE = {f"tensor({ELEMENT_NAMES[t.onnx]})": t.name for t in dtypes.BY_NAME.values()}
 
 
@@ -30,7 +30,7 @@ def value_names(path: str) -> list[str]:
 def with_outputs(path: str, names: Iterable[str]) -> bytes:
     """The model with these values as its only outputs; its external data stay where they are.
 
-    What it returns is for onnxruntime, which infers the types of outputs that state none.
+    The result is for onnxruntime, which infers the types of outputs that are declared without one.
     """
     model = _structure(path)
     del model.graph.output[:]

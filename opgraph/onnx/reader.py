@@ -1,4 +1,4 @@
-"""From the nodes of a validated model to the ops of a graph, one by one and in order."""
+"""Converts the nodes of a validated model to the ops of a graph, one by one and in order."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Reader:
         self.types = value_types(self.model, origin.label)
         self.opsets = opsets(self.model)
         self.source = Source(origin)
-        self.room = Room()  # for sparse constants with their zeros
+        self.room = Room()  # for sparse constants, zeros included
         self.not_nodes: set[int] = set()  # ops that stand for an initializer
         self.functions = {(f.domain, f.name, f.overload): f for f in self.model.functions}
         self.shapes = whole_shapes(self.model.graph, self.opsets.get("", 0), library)
 
     def read(self) -> Graph:
-        """The finalized graph; `Graph.source` of it is the model."""
+        """Returns the finalized graph, with the model as `Graph.source`."""
         for name in self.origin.inputs:
             dtype, dims = dtype_and_dims(self.types.get(name))
             self.values[name] = self.graph.input(name, dtype, dims)
@@ -58,7 +58,7 @@ class Reader:
             if name in self.origin.tensors:
                 self.graph.defaults[name] = self.origin.array(name)
         for index, node in enumerate(self.model.graph.node):
-            if self.shapes.keys().isdisjoint(node.output):  # those are read when somebody needs them
+            if self.shapes.keys().isdisjoint(node.output):  # the others are read when an op needs them
                 self._read(index, node)
         names = [o.name for o in self.model.graph.output]
         self.graph.set_outputs([self.value(name, "the model's outputs") for name in names])
@@ -86,7 +86,7 @@ class Reader:
     # -- values -------------------------------------------------------------------------------------------------
 
     def value(self, name: str, where: str) -> LogicalTensor:
-        """The tensor of a value; constants are entered when they are first used."""
+        """The tensor of a value. Constants are added to the graph at their first use."""
         if name in self.shapes:
             self._read(*self.shapes.pop(name))
         found = self.values.get(name)
@@ -105,7 +105,7 @@ class Reader:
         tensor = self.origin.tensors[name]
         if int(tensor.dtype) in dtypes.BY_ONNX:
             return self.graph.constant(name, self.origin.array(name))
-        # No word for its dtype: a Wildcard carries it as the node Constant.
+        # opgraph has no such dtype: a Wildcard carries the value as a Constant node.
         proto = TensorProto(name=name, data_type=int(tensor.dtype), dims=[int(d) for d in tensor.shape.numpy()])
         if proto.data_type == TensorProto.STRING:
             proto.string_data.extend(tensor.string_data())  # type: ignore[attr-defined]
@@ -130,7 +130,7 @@ class Reader:
     # -- nodes --------------------------------------------------------------------------------------------------
 
     def node(self, node: NodeProto) -> None:
-        """Adds one node, natively if a record has it."""
+        """Adds one node, as a native op if a record has it."""
         if node.domain == "" and not all(node.input):
             self._check_gaps(node)
         if node.domain == "" and node.op_type == "Constant":
@@ -144,7 +144,7 @@ class Reader:
             self._wildcard(node)
 
     def _check_gaps(self, node: NodeProto) -> None:
-        """Among any number of operands none may be left out; onnxruntime (1.31) crashes there."""
+        """Refuses variadic ops with an omitted operand; onnxruntime (1.31) crashes on them."""
         found = schema(node.op_type, self.opsets.get("", 0))
         variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
         if found is None or not found.inputs or found.inputs[-1].option != variadic:
@@ -173,7 +173,7 @@ class Reader:
         output = self._made(node.output[0])
         given = (self.graph._next_op, kind, tuple(inputs), (output,), node.name, attrs)
         try:
-            if self.library:  # ONNX broadcasts some parameters of norms that ours may not
+            if self.library:  # ONNX broadcasts some norm parameters that opgraph's norms do not
                 checked_op(self.graph._tables, *given, infer=True)
             op = self.graph._add(*given, short=output.dtype == dtypes.UNDEF)
         except (InvalidDataType, InvalidGraphOp, InvalidShape):
@@ -186,7 +186,7 @@ class Reader:
         elements.update((n, dtypes.BY_NAME[self.values[n].dtype].onnx) for n in node.input
                         if n in self.values and self.values[n].dtype != dtypes.UNDEF)  # fmt: skip
         if any(t is not None and t.dtype == dtypes.UNDEF for t in self._operands(node)):
-            return False  # a later part would fail, when the first ones are in the graph
+            return False  # a later part would fail after the first ones were added to the graph
         named = self._named_apart(node)
         plain = plain_nodes(named, elements, self.opsets.get("", 0))
         if plain == [named]:
@@ -201,7 +201,7 @@ class Reader:
                 continue
             if simple.output[0] != node.output[0]:
                 self.types[simple.output[0]] = self._between(simple)
-            # A disguise may be older than what it stands for.
+            # The node's opset may be older than the ops that it stands for.
             if not self._native(simple, onnx.defs.onnx_opset_version()):
                 if index:
                     raise ModelError(
@@ -213,7 +213,7 @@ class Reader:
         return True
 
     def _named_apart(self, node: NodeProto) -> NodeProto:
-        """The node with an output after which, and a space, no value of the model is called."""
+        """The node, with an output name such that no value of the model starts with it and a space."""
         if not self._tag:
             return node
         result = NodeProto()
@@ -223,14 +223,14 @@ class Reader:
 
     @cached_property
     def _tag(self) -> str:
-        """What no value of the model has before a space in its name; nothing where none has a space."""
+        """A suffix that no value name of the model has before a space; empty if no name has a space."""
         made = {name for node in self.model.graph.node for name in node.output}
         spaced = [name for name in made.union(self.origin.inputs, self.origin.tensors) if " " in name]
         used = {int(number) for name in spaced for number in _TAGS.findall(name)}
         return f"~{next(number for number in count() if number not in used)}" if spaced else ""
 
     def _between(self, node: NodeProto) -> onnx.TypeProto:
-        """The type of a value inside a disguise: what a cast says, else that of the first operand."""
+        """The type of a value inside a rewritten node: a cast's target type, else that of the first operand."""
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to":
                 return element_only(attribute.i)

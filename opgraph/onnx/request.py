@@ -1,4 +1,4 @@
-"""What a caller asks of an export."""
+"""Options of one ONNX export."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from opgraph.errors import InvalidArguments
 from opgraph.partition.rules import NORMS, RULES
 
-#: What a fused partition counts as in a summary, and in `keep`; one that reduces rows is the latter.
+#: The unit name of a fused partition in a summary and in `keep`; the second is for partitions that reduce rows.
 FUSED_UNIT, ROWS_UNIT = "fused", "rows"
 DEFAULT_TARGET = "onnxruntime==1.31"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """How a graph is to be written; the arguments of `opgraph.onnx.save`, which says what they mean.
+    """Options for writing a graph: the arguments of `opgraph.onnx.save`, which documents them.
 
     Attributes:
-        library: whether an onnxruntime library is to run the fused partitions.
-        cuda: whether that serves onnxruntime's CUDA provider as well; then it has what both can run.
+        library: True if an onnxruntime library runs the fused partitions.
+        cuda: True if that library also serves onnxruntime's CUDA provider; it then holds the ops that both can run.
         keep: names of units that stay as they are.
     """
 
@@ -33,15 +33,15 @@ class Request:
 
     @property
     def rows(self) -> bool:
-        """Whether a library is to have partitions that reduce rows: there are no kernels of them for GPUs yet."""
+        """True if a library includes partitions that reduce rows. These have no GPU kernels yet."""
         return ROWS_UNIT not in self.keep and not self.cuda
 
 
 def checked_keep(names: Collection[str]) -> frozenset[str]:
-    """Names of units to keep.
+    """Checks the names of units to keep.
 
     Raises:
-        InvalidArguments: a text instead of a list, or a name that no unit has.
+        InvalidArguments: a string instead of a list, or a name that no unit has.
     """
     if isinstance(names, str):
         raise InvalidArguments(f"keep={names!r} is one text", where="keep", fix=f"give a list: keep=[{names!r}]")
@@ -58,10 +58,10 @@ def checked_keep(names: Collection[str]) -> frozenset[str]:
 
 
 def checked_cuda(cuda: bool, library: object | None) -> bool:
-    """Whether a library is to serve the CUDA provider.
+    """True if a library serves the CUDA provider.
 
     Raises:
-        InvalidArguments: there is to be no library.
+        InvalidArguments: no library was requested.
     """
     if cuda and library is None:
         raise InvalidArguments("cuda is about a library, and none is asked for", where="cuda", fix="give ort_library")

@@ -1,4 +1,4 @@
-"""A graph that came from ONNX, written back: its own model with the units replaced and everything else as it was."""
+"""Writes back a graph that came from ONNX: its own model, with the units replaced and everything else unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WITH_NORMS = ("auto", "function", "standard")
 
 
 def rewritten(graph: Graph, source: Source, request: Request, target: Target, summary: Summary) -> Draft:
-    """The model that a graph was loaded from, with its units in another form.
+    """Returns the model that a graph was loaded from, with its units in another form.
 
     Raises:
         Unimplemented: the form needs another opset, and the model cannot be moved there.
@@ -42,10 +42,10 @@ def rewritten(graph: Graph, source: Source, request: Request, target: Target, su
     _check_placed(source.origin.skeleton.graph, draft.skeleton.graph)
     if not (request.functions or request.library) or FUSED_UNIT in request.keep:
         return draft
-    # Partitions are folded in the model as it is with its units: what became a norm is none of their business any more.
+    # Partitions are folded after the units were replaced, so a node that became a norm is in no partition any more.
     again = imported(draft.as_origin())
     if request.library and request.rows:
-        # Rows are reduced by native ops, of which there are fewer partitions that are elementwise alone.
+        # Native ops can reduce rows, but graphs of native ops have fewer purely elementwise partitions.
         native = imported(draft.as_origin(), library=True)
         again = native if any(map(rows_pay, native.get_partitions())) else again
     assert isinstance(again.source, Source)
@@ -55,7 +55,7 @@ def rewritten(graph: Graph, source: Source, request: Request, target: Target, su
 
 
 def _check_placed(before: GraphProto, after: GraphProto) -> None:
-    """Raises Unimplemented where a node that is placed on a device became part of another."""
+    """Raises Unimplemented if a node that is placed on a device became part of another node."""
     kept = {name for node in after.node if node.device_configurations for name in node.output}
     for node in before.node:
         if node.device_configurations and not kept & set(node.output):
@@ -77,7 +77,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     if wanted == newer and newer is not None:
         spots = spots_of(graph, source, request, newer)  # more units have an op there
     if wanted is not None and current < OLDEST_OPSET <= wanted:
-        # There most ops are carried, not read: their units show in the newer opset alone.
+        # At the old opset most ops are Wildcards; their units can be found in the newer opset only.
         moved = imported(replace(origin, skeleton=restamped(origin.skeleton, wanted, target), folded=None))
         assert isinstance(moved.source, Source)
         return _with_units(moved, moved.source, replace(request, opset=wanted), target, summary)
@@ -101,7 +101,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     made = nodes_of(source, spots, norms, emitter)
     count(source, spots, norms, made, summary)
     if not made and wanted is None and origin.folded is not None:
-        # Nothing changes, so functions of others stay functions.
+        # Nothing changes, so foreign functions stay functions.
         skeleton.CopyFrom(origin.folded)
         return Draft(skeleton, list(origin.inputs), summary, origin=origin, kept=list(origin.tensors))
     if made or wanted is not None:
@@ -114,7 +114,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
 
 
 def _with_functions(graph: Graph, source: Source, request: Request, target: Target, before: Draft) -> Draft:
-    """A draft with its fused partitions as functions."""
+    """Returns the draft with its fused partitions as functions."""
     refuse_changes(source.origin.skeleton)
     skeleton = ModelProto()
     skeleton.CopyFrom(source.origin.skeleton)
@@ -125,7 +125,7 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
     outputs = {o.name for o in skeleton.graph.output}
     for function in skeleton.functions:
         emitter.functions.keep(function)
-    del skeleton.functions[:]  # their order is that of their calls: fused ones are unfolded at each load
+    del skeleton.functions[:]  # they are ordered by their calls: fused ones are unfolded at each load
     nodes = folding.fold(graph, source, list(enumerate(skeleton.graph.node)), outputs, emitter, before.summary)
     constants = {i for i, n in enumerate(skeleton.graph.node) if n.op_type == "Constant" and n.domain == ""}
     nodes = sorted_nodes(without_unused(nodes, skeleton.graph, constants))
@@ -137,7 +137,7 @@ def _with_functions(graph: Graph, source: Source, request: Request, target: Targ
 
 
 def _declare_results(graph: Graph, source: Source, made: GraphProto) -> None:
-    """Types of what calls of our functions make: onnx infers none through a body with an op of com.microsoft."""
+    """Declares the results of calls of opgraph's functions: onnx infers none through a body with a com.microsoft op."""
     known = {v.name for v in (*made.value_info, *made.output)}
     ours = {name for node in made.node if node.domain == DOMAIN for name in node.output} - known
     for tensor in (t for op in graph.ops for t in op.outputs):
@@ -147,7 +147,7 @@ def _declare_results(graph: Graph, source: Source, made: GraphProto) -> None:
 
 
 def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str, int]) -> None:
-    """Puts the nodes, in order, into the draft, and with them what they use: functions, constants, opsets."""
+    """Puts the nodes, in order, into the draft, together with the functions, constants and opsets that they use."""
     skeleton = draft.skeleton
     assert draft.origin is not None
     before = draft.origin.skeleton.graph
@@ -169,16 +169,16 @@ def _finished(draft: Draft, nodes: Numbered, emitter: Emitter, imports: dict[str
 
 
 def _names(graph: GraphProto, tensors: Iterable[str]) -> set[str]:
-    """Every name of a value that is taken, in subgraphs too: a subgraph must not define a name that is outside it."""
+    """All value names in use, in subgraphs too: a subgraph must not define a name that exists outside it."""
     names = {v.name for v in (*graph.input, *graph.output, *graph.value_info)} | set(tensors)
     names |= defined_inside(graph.node)
     return names | {name for node in graph.node for name in node.output}
 
 
 def _replaced(graph: GraphProto, new: dict[int, list[NodeProto]]) -> Numbered:
-    """The nodes with some replaced; the last of the new ones has name, doc string and metadata of the old one.
+    """Replaces some nodes. The last new node gets the name, doc string and metadata of the old one.
 
-    Others are called after it, as no other node is: onnxruntime refuses two nodes of one name.
+    The other new nodes get numbered variants of that name that are free: onnxruntime refuses two nodes of one name.
     """
     taken = {node.name for node in graph.node}
     for index, made in new.items():
@@ -190,14 +190,14 @@ def _replaced(graph: GraphProto, new: dict[int, list[NodeProto]]) -> Numbered:
             taken.add(node.name)
         if old.name:
             made[-1].name = old.name
-        if old.doc_string:  # set to nothing it would be there, and differ
+        if old.doc_string:  # an empty field would be present, and compare unequal
             made[-1].doc_string = old.doc_string
         made[-1].metadata_props.extend(old.metadata_props)
     return [(index, made) for index, node in enumerate(graph.node) for made in new.get(index, [node])]
 
 
 def _may_go(source: Source, spots: list[Spot], norms: list[Norm], graph: GraphProto) -> set[int]:
-    """Indices of nodes that only existed for what was replaced: inner ops of units, and constants."""
+    """Indices of nodes that may serve only replaced nodes: inner ops of units, and constants."""
     indices = {source.node_of[op.id] for s in spots for op in s.ops if op is not s.root and op.id in source.node_of}
     indices |= {index for norm in norms for index in norm.nodes if index != norm.root}
     constants = {i for i, n in enumerate(graph.node) if n.op_type == "Constant"}

@@ -1,4 +1,4 @@
-"""The units of a model that are to be written as one node, and the nodes that they become."""
+"""Finds the units of a model to be written as one node, and makes the nodes that replace them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from opgraph.partition.rules import Unit, find_units
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A unit to be written as one node: what it means, and the ops that may go.
+    """A unit to be written as one node: its meaning, and the ops that may be dropped.
 
     Attributes:
-        way: the row of the table of ways; None for swish, whose form the caller chooses.
+        way: the row of the table of export forms; None for swish, whose form the caller chooses.
         form: of swish.
-        value: of a SwiGLU, what the swish is multiplied with.
+        value: for a SwiGLU, the other factor of the product with the swish.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Spot:
     value: LogicalTensor | None = None
 
 
-#: ai.onnx's gated unit of opset 28. onnxruntime 1.32 reads that opset and refuses the node: it unfolds it to a Swish,
-#: which it has in opset 24 alone.
+#: ai.onnx's gated unit of opset 28. onnxruntime 1.32 reads that opset but refuses the node: it unfolds the node to a
+#: Swish, which it supports in opset 24 only.
 _GATED = "SwiGLU"
 
 
 def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list[Spot]:
-    """The units to write: those composed of several ops, and the ops that are one already."""
+    """The units to write: those composed of several ops, and those that already are a single op."""
     form, nodes = request.form, source.origin.skeleton.graph.node
     found: dict[int, Spot] = {}
     values = {name for node in nodes for name in node.output} | {*source.origin.inputs, *source.origin.tensors}
@@ -65,11 +65,11 @@ def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list
             if not unit.kind or unit.name in request.keep or not _has_names(unit, source, values):
                 continue
             if any(nodes[source.node_of[op.id]].device_configurations for op in unit.ops if op.id in source.node_of):
-                continue  # who says where a node runs does not mean another node
+                continue  # a device placement must not move to another node
             node = nodes[source.node_of[unit.root.id]]
             composed = unit.root.kind != unit.kind
             if unit.kind == CHOSEN:
-                # Where the form has no operand for a factor, a composed swish with one stays composed.
+                # If the form has no factor operand, a composed swish with a factor stays composed.
                 sayable = len(unit.inputs) == 1 or form in ("auto", "function")
                 own = unit.root.id in alone and is_onnxruntimes_own(unit)
                 if (composed and sayable and not own) or (not composed and not _is_best(node, unit.root, opset, form)):
@@ -87,14 +87,14 @@ def spots_of(graph: Graph, source: Source, request: Request, opset: int) -> list
 
 
 def _has_names(unit: Unit, source: Source, values: Container[str]) -> bool:
-    """Whether the values around a unit are values of the model, not those inside a node that is read as several ops."""
+    """True if the values around a unit are values of the model, not those inside a node that is read as several ops."""
     outside = (*unit.inputs, unit.root.outputs[0])
     named = all(source.value_of.get(t.id) in values or t.data is not None for t in outside)
     return unit.root.id in source.node_of and named
 
 
 def _gated(unit: Unit, request: Request, source: Source) -> Spot | None:
-    """A SwiGLU node, which becomes a swish and a product."""
+    """The spot of a SwiGLU node, which becomes a swish and a product."""
     root, gate = unit.root, unit.ops[0]
     if unit.name != _GATED.lower() or unit.name in request.keep or root.id not in source.node_of:
         return None
@@ -110,19 +110,19 @@ def _spot(unit: Unit, way: Way | None, form: str) -> Spot:
 
 
 def _is_best(node: NodeProto, op: Op, opset: int, form: str) -> bool:
-    """For f32 onnxruntime has nothing faster than its own contributed op, and old opsets have no body for others."""
+    """True for onnxruntime's contributed op if it is the fastest form (f32), or if the opset is too old for bodies."""
     contributed = form == "auto" and (node.domain, node.op_type) == CONTRIB
     return contributed and (op.inputs[0].dtype == "f32" or opset < BODIES_SINCE)
 
 
 def _is_written_so(node: NodeProto, way: Way) -> bool:
-    """Whether a single op already is the node that it would become."""
+    """True if a single op already is the node that would replace it."""
     domain = {PLAIN: "", FUNCTION: DOMAIN}.get(way.write, CONTRIB[0])
     return node.domain == domain or (way.write == PLAIN and node.domain == CONTRIB[0])
 
 
 def _alone(graph: Graph) -> set[int]:
-    """Roots of units that are all of their partition."""
+    """Roots of units that make up their whole partition."""
     return {
         part.unit_matches[-1].root.id
         for part in graph.get_partitions()
@@ -133,7 +133,7 @@ def _alone(graph: Graph) -> set[int]:
 def nodes_of(
     source: Source, spots: Iterable[Spot], norms: Iterable[Norm], emitter: Emitter
 ) -> dict[int, list[NodeProto]]:
-    """The new nodes, by the index of the node that they replace."""
+    """The new nodes, by the index of the replaced node."""
     new: dict[int, list[NodeProto]] = {norm.root: norm.written(emitter) for norm in norms}
     form = emitter.form
     for spot in spots:
@@ -162,7 +162,7 @@ def nodes_of(
 def count(
     source: Source, spots: Iterable[Spot], norms: Iterable[Norm], made: dict[int, list[NodeProto]], summary: Summary
 ) -> None:
-    """Enters into a summary what was written as one node."""
+    """Counts in a summary the units that were written as one node."""
     summary.units[CHOSEN.lower()] = 0
     written = [(s.name, source.node_of[s.root.id]) for s in spots] + [(n.name, n.root) for n in norms]
     for name, index in written:
@@ -172,7 +172,7 @@ def count(
 
 def _value(tensor: LogicalTensor, source: Source, emitter: Emitter) -> Value:
     name = source.value_of.get(tensor.id)
-    if name is None:  # a number that a spelling stands for
+    if name is None:  # a number implied by a spelling
         assert tensor.data is not None
         name = emitter.scalar(tensor.data.item(), tensor.dtype, "number")
     return tensor, name

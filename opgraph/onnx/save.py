@@ -1,4 +1,4 @@
-"""ONNX out: a Graph becomes a model that stock runtimes run."""
+"""Writes a Graph as an ONNX model that stock runtimes run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from opgraph.onnx.write import write
 
 __all__ = ["DEFAULT_TARGET", "fuse", "save", "to_model", "written"]
 
-#: Defaults of function attributes exist from IR 9 on, overloads and metadata of nodes from IR 10.
+#: First IR versions with defaults of function attributes (9), and with overloads and metadata of nodes (10).
 _IR_OF_DEFAULTS, _IR_OF_OVERLOADS = 9, 10
 
 AnyPath = str | os.PathLike[str]
@@ -50,38 +50,38 @@ def save(
 ) -> None:
     """Writes a graph as an ONNX model.
 
-    A graph that was loaded from ONNX is written as its own model with the units replaced: names, metadata,
+    A graph that was loaded from ONNX is written as its own model with the units replaced. Names, metadata,
     initializers, external data, opset imports and symbolic dimensions stay. Any other graph becomes a new model, with
     its units replaced in the same way.
 
     Args:
-        graph: finalized by this call if need be.
-        path: the file. Tensors that lay in data files stay in one: the same, if `path` is in its folder, otherwise
+        graph: finalized by this call if necessary.
+        path: the file. Tensors from data files stay in a data file: the same one if `path` is in its folder, otherwise
             `<path>.data`.
         form: how units are written. "decomposed": as they are, Swish ops as Mul and Sigmoid. "function": Swish as a
-            node of domain opgraph with its body beside it, so that a stock runtime runs it; other units as for "auto".
-            "standard": as ai.onnx ops (Swish: opset 24). "contrib": as com.microsoft ops. "auto": what `target` runs
-            fastest, or as they are.
-        target: the reader: "onnxruntime==1.31". Newer versions of format and opset than it reads are not written.
-        functions: whether every other fused partition becomes a function, too.
-        opset: of ai.onnx; as the source has it, or 22, when left out.
+            node of domain opgraph with a function body in the model, so that a stock runtime runs it; other units as
+            for "auto". "standard": as ai.onnx ops (Swish: opset 24). "contrib": as com.microsoft ops. "auto": in the
+            form that `target` runs fastest, or as they are.
+        target: the runtime, such as "onnxruntime==1.31". Newer format and opset versions than it reads are not written.
+        functions: True: every other fused partition becomes a function, too.
+        opset: of ai.onnx. Default: that of the source, or 22.
         weights: other values for constants, by name: arrays of their dtypes and shapes (NumPy, torch, DLPack). With
             form="decomposed" nothing else changes in a model that was loaded.
-        ort_library: a shared library to be written beside the model: with it registered
+        ort_library: path of a shared library to write in addition. If it is registered
             (`SessionOptions.register_custom_ops_library`), onnxruntime 1.17 or newer runs every fused partition and
-            every swish as one compiled op; of the partitions that reduce rows, those where that is faster. Without
-            it, the functions in the model run instead.
-        march: the processors that the library is for, as the C++ compiler calls them.
-        cuda: whether the library serves onnxruntime's CUDA provider as well (sm_80 and newer; needs NVRTC). It has then
-            what both providers can run: partitions that reduce rows stay as they are.
-        keep: names of units that stay as they are spelled: "swish", "gelu", "rms_norm" ..., "fused" for partitions,
-            "rows" for those of them that reduce rows.
+            every swish as one compiled op. Partitions that reduce rows are included only where that is faster. Without
+            the library, the functions in the model run instead.
+        march: the processors that the library supports, by the C++ compiler's name.
+        cuda: True: the library also serves onnxruntime's CUDA provider (sm_80 and newer; needs NVRTC). It then holds
+            the ops that both providers can run: partitions that reduce rows stay as they are.
+        keep: names of units that keep their spelling: "swish", "gelu", "rms_norm" ..., "fused" for partitions, "rows"
+            for partitions that reduce rows.
 
     Raises:
-        Unimplemented: an op or type has no ONNX form, or none that the target reads; names it.
-        ModelError: a file cannot be written, or the library would take the place of one of the model's. Then nothing
-            has changed on the disk.
-        InvalidArguments: unknown form or target; weights of a name that no constant has; nothing for a library to run;
+        Unimplemented: an op or type has no ONNX form, or none that the target reads; the message names it.
+        ModelError: a file cannot be written, or the library would overwrite one of the model's files. Then nothing has
+            changed on the disk.
+        InvalidArguments: unknown form or target; weights of a name that no constant has; no op for a library to run;
             no path.
         InvalidDataType, InvalidShape: weights of another dtype or shape.
         DeviceError: there is no C++ compiler for the library, or no NVRTC for its CUDA kernels.
@@ -99,7 +99,7 @@ def written(
     ort_library: AnyPath | None = None,
     march: str = NATIVE,
 ) -> Summary:
-    """`save`, telling what was done."""
+    """Like `save`, but takes a request and returns a summary of the changes."""
     draft = drafted(graph, request or Request())
     put(draft, path, ort_library, march)
     return draft.summary
@@ -111,16 +111,16 @@ def put(draft: Draft, path: AnyPath, ort_library: AnyPath | None = None, march: 
     if ort_library is None:
         write(draft, final)
         return
-    checked_place(final, "model")  # compiling takes seconds
+    checked_place(final, "model")  # checked first, because compiling takes seconds
     with pending_library(library_place(ort_library, final, draft.origin), draft.library, march) as library:
         write(draft, final, library)
 
 
 def library_written(draft: Draft, path: AnyPath, march: str = NATIVE) -> None:
-    """Writes the library of a model alone.
+    """Writes only the library of a model.
 
     Raises:
-        InvalidArguments: there is nothing for it to run, or `path` is none.
+        InvalidArguments: the library would have no ops, or `path` is not a path.
         DeviceError: there is no C++ compiler.
         ModelError: it cannot be written.
     """
@@ -154,11 +154,11 @@ def fuse(
     cuda: bool = False,
     keep: Collection[str] = (),
 ) -> AnyModel:
-    """Loads a model, replaces its units, and gives back the same kind of thing.
+    """Loads a model, replaces its units, and returns the same kind of object.
 
     Args:
         model: a path, an onnx.ModelProto or an onnx_ir.Model; it is not changed.
-        output: for a path: where to write. `name.fused.onnx` beside `name.onnx` when left out.
+        output: for a path: the file to write. Default: `name.fused.onnx` next to `name.onnx`.
         form, target, functions, opset, ort_library, march, cuda, keep: as for `save`.
 
     Returns: the path written, or a new model.
@@ -176,7 +176,7 @@ def fuse(
     source = Path(os.fsdecode(model))
     path = file_path(output, "output") if output is not None else source.with_suffix(".fused" + source.suffix)
     put(draft, path, ort_library, march)
-    return str(path) if isinstance(model, str) else path  # type: ignore[return-value]  # the path kind that was given
+    return str(path) if isinstance(model, str) else path  # type: ignore[return-value]  # the caller's type of path
 
 
 def _request(
@@ -200,7 +200,7 @@ def _request(
 
 
 def drafted(graph: Graph, request: Request) -> Draft:
-    """The model of a graph, checked, with nothing written yet."""
+    """Returns the checked model of a graph; nothing is written yet."""
     reader = target_of(request.target)
     summary = Summary(checked_form(request.form), request.target)
     if not isinstance(graph, Graph):
@@ -208,7 +208,7 @@ def drafted(graph: Graph, request: Request) -> Draft:
     graph.finalize()
     plain = request.form == "decomposed" and not (request.functions or request.library)
     if not isinstance(graph.source, Source) and not plain:
-        # Units and partitions are replaced in a model, whatever the graph came from, so it takes one first.
+        # Units and partitions are replaced in an ONNX model, so any other graph is converted to one first.
         graph = imported(composed(graph, request, reader, summary).as_origin())
         summary = Summary(request.form, request.target)
     if isinstance(graph.source, Source):
@@ -225,7 +225,7 @@ def drafted(graph: Graph, request: Request) -> Draft:
 
 
 def _stamp(draft: Draft, target: Target) -> None:
-    """Sets ir_version: as the source has it, as new as what was written needs, as old as the target reads."""
+    """Sets ir_version: that of the source, raised to what the model needs, lowered to what the target reads."""
     model, summary = draft.skeleton, draft.summary
     calls = [node for node in model.graph.node if node.domain == DOMAIN]
     calls += [node for function in model.functions for node in function.node if node.domain == DOMAIN]

@@ -1,4 +1,4 @@
-"""What the body of a function depends on, and how attributes and decompositions are read for it."""
+"""The signature of a function body, and conversions of attributes and decompositions for the body."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DOMAIN = "opgraph"
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a body depends on besides the kind.
+    """All properties that determine a body, besides the kind.
 
     Attributes:
         inputs: name of each given input -> its dtype and number of dimensions.
         output: dtype of the output.
-        attrs: attributes; those of type f32 stay open, the others choose the body.
+        attrs: attributes; those of type f32 stay open, the others determine the body.
         opset: of ai.onnx, for the body's nodes.
     """
 
@@ -33,14 +33,14 @@ class Signature:
 
 
 def onnx_value(attr: Attr, value: AttrValue) -> AttrValue:
-    """An attribute's value as ONNX has it: bool is an int there, floats are f32."""
+    """Converts an attribute's value to ONNX: bools become ints, floats are rounded to f32."""
     if isinstance(value, bool):
         return int(value)
     return f32(value) if isinstance(value, float) else value
 
 
 def substituted(tree: Expr, args: Mapping[str, Expr], attrs: Mapping[str, AttrValue | Param]) -> Expr:
-    """A decomposition over the arguments and attributes of the call that it stands for."""
+    """Substitutes a call's arguments and attributes into the decomposition that replaces the call."""
     if isinstance(tree, Var):
         return args[tree.name]
     if isinstance(tree, Param):

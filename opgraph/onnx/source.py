@@ -1,4 +1,4 @@
-"""What a graph remembers of the model that it was read from."""
+"""The link from a graph to the model that it was read from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from opgraph.onnx.origin import Origin
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """A model and how a graph's parts correspond to it; `Graph.source` of a graph that `load` made.
+    """A model, and the mapping from a graph's parts to it; the `Graph.source` of a graph returned by `load`.
 
     Attributes:
-        origin: the model, functions of others unfolded. Never changed after reading.
+        origin: the model, with foreign functions unfolded. Never changed after reading.
         node_of: op id -> index of its node in the main graph. Several ops may share one.
         value_of: tensor id -> name of its value.
     """

@@ -1,4 +1,4 @@
-"""Sparse tensors: the format states some numbers and their places, and everything else is zero."""
+"""Sparse tensors: the format lists some values and their indices; all other elements are zero."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from opgraph.errors import ModelError, Unimplemented
 from opgraph.ir import dtypes
 from opgraph.onnx.tensor_check import check_tensor
 
-#: Elements that all sparse tensors of a model may have together, zeros included; and for each number that is stated.
-#: A file of a kilobyte could ask for any memory otherwise.
+#: The limit on the elements of all sparse tensors of a model together, zeros included: a base number, plus a number for
+#: each stored value. Without a limit, a file of a kilobyte could allocate any amount of memory.
 _FREE, _FOR_EACH = 1 << 24, 64
 
 
 @dataclass(slots=True)
 class Room:
-    """How many elements the sparse tensors of a model may still become."""
+    """The number of elements that a model's sparse tensors may still expand to."""
 
     left: int = _FREE
 
     def takes(self, tensor: SparseTensorProto) -> bool:
-        """Whether a tensor is small enough to be held with its zeros; takes its room, if so."""
+        """True if a tensor is small enough to be stored with its zeros; its elements are then subtracted."""
         left: int = self.left + _FOR_EACH * math.prod(tensor.values.dims) - math.prod(tensor.dims)
         if left >= 0:
             self.left = left
@@ -34,9 +34,9 @@ class Room:
 
 
 def dense(tensor: SparseTensorProto, room: Room) -> np.ndarray | None:
-    """A checked sparse tensor with its zeros; None where opgraph has no word for its type, or where it would be huge.
+    """Expands a checked sparse tensor, zeros included; None if opgraph lacks its dtype, or if it would be huge.
 
-    Indices are in order and in range, one for each value or one row for each.
+    Indices must be in order and in range: one index, or one row of indices, for each value.
     """
     import onnx_ir as ir
 
@@ -52,11 +52,11 @@ def dense(tensor: SparseTensorProto, room: Room) -> np.ndarray | None:
 
 
 def checked_dense(tensor: SparseTensorProto, where: str, room: Room) -> np.ndarray:
-    """An initializer with its zeros.
+    """Expands a sparse initializer, zeros included.
 
     Raises:
         ModelError: it is malformed: indices out of order or range, data and shape disagree.
-        Unimplemented: it is of a type that opgraph has no word for, or would be huge.
+        Unimplemented: opgraph lacks its dtype, or it would be huge.
     """
     for part in (tensor.values, *([tensor.indices] if tensor.HasField("indices") else [])):
         check_tensor(part, where, external=False)
@@ -79,7 +79,7 @@ def refuse_in_subgraph(found: Sequence[SparseTensorProto], place: str) -> None:
     """Refuses sparse initializers of a subgraph.
 
     Raises:
-        Unimplemented: there are some. onnx's shape inference knows no value that is one.
+        Unimplemented: there are some. onnx's shape inference does not support them.
     """
     if found:
         names = ", ".join(str(s.values.name)[:50] for s in found[:3])

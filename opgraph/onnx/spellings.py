@@ -1,4 +1,4 @@
-"""ONNX nodes that are other nodes in disguise, rewritten before the op records are asked.
+"""Rewrites ONNX nodes to equivalent simpler nodes, before the op records are matched.
 
 Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
 CastLike(x, y)      Cast(x, to=dtype of y)
@@ -16,27 +16,27 @@ from onnx import NodeProto, TensorProto
 
 from opgraph.ir import dtypes
 
-#: Name of a value -> its ONNX element type, as far as known.
+#: Name of a value -> its ONNX element type, if known.
 Elements = Mapping[str, int]
 
 
 def plain_nodes(node: NodeProto, elements: Elements, opset: int) -> list[NodeProto]:
-    """The node itself, or the simpler nodes that mean the same; the last has the node's output.
+    """The node itself, or the simpler nodes that mean the same; the last one has the node's output.
 
     Args:
         opset: of ai.onnx in the model.
 
-    Values between them are called after the output, with a space: the caller sees to it that no other value is.
+    Inner values are named after the output, followed by a space; the caller ensures that no other value is.
     """
     rewrite = _REWRITES.get((node.domain, node.op_type))
-    if node.op_type == "Clip" and 6 <= opset < 11:  # without bounds it has those of f32, whatever its dtype
+    if node.op_type == "Clip" and 6 <= opset < 11:  # its default bounds are those of f32 for every dtype
         return [node]
     result = rewrite(node, elements) if rewrite is not None else None
     return [node] if result is None else result
 
 
 def same_type(node: NodeProto) -> NodeProto | None:
-    """For a node that onnx infers no type of, one whose output has the same type; None for every other node."""
+    """If onnx infers no type for a node, returns one whose output has the same type; else None."""
     if (node.domain, node.op_type) == ("", "GroupNormalization"):
         return _node("Identity", [node.input[0]], node.output[0], node.name)
     if (node.domain, node.op_type) not in _ELEMENTWISE:
@@ -46,7 +46,7 @@ def same_type(node: NodeProto) -> NodeProto | None:
 
 
 def _chain(op_type: str, fewest: int = 2) -> Callable[[NodeProto, Elements], list[NodeProto] | None]:
-    """Folds a node of any number of inputs into nodes of two."""
+    """Splits a node with any number of inputs into nodes with two."""
 
     def rewrite(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
         if len(node.input) == 2 and node.op_type == op_type:
@@ -86,7 +86,7 @@ def _cast_like(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
 
 
 def _clip(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
-    """Without a bound; or with an upper bound alone, known at run time only: our inputs are positional."""
+    """Rewrites Clip without bounds, or with an upper bound only, as an input: opgraph's inputs are positional."""
     if not any(node.input[1:]) and not node.attribute:
         return [_node("Identity", [node.input[0]], node.output[0], node.name)]
     only_upper = len(node.input) == 3 and not node.input[1]
@@ -94,7 +94,7 @@ def _clip(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
 
 
 def _pow(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
-    """Of two types, one of them integers: in f64, which holds both; the result has the type of the base."""
+    """Rewrites Pow of two dtypes, one an integer, to Pow in f64, which holds both; the result has the base's dtype."""
     base, exponent = (elements.get(name) for name in node.input)
     known = {t.onnx for t in dtypes.BY_NAME.values() if t.category in ("float", "int")}
     if base == exponent or not {base, exponent} <= known:
@@ -121,7 +121,7 @@ def _quick_gelu(node: NodeProto, elements: Elements) -> list[NodeProto]:
 
 
 def _gelu(approximate: str) -> Callable[[NodeProto, Elements], list[NodeProto]]:
-    """onnxruntime's GELUs, some of which add a bias first."""
+    """Rewrites onnxruntime's GELUs; some add a bias first."""
 
     def rewrite(node: NodeProto, elements: Elements) -> list[NodeProto]:
         given = [name for name in node.input if name]
@@ -160,7 +160,7 @@ _REWRITES: dict[tuple[str, str], Callable[[NodeProto, Elements], list[NodeProto]
 }
 
 
-#: Contributed ops of one operand, and a bias that some of them add.
+#: Contributed ops with one operand; some add a bias.
 _ELEMENTWISE = {key for key in _REWRITES if key[0] == "com.microsoft"}
 
 

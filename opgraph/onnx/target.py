@@ -1,4 +1,4 @@
-"""Who is to read a written model, and what that reader takes."""
+"""The target runtime of a written model, and the opsets and formats that it reads."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Target:
 
     @property
     def runs_swish_until(self) -> int:
-        """The last opset in which it runs ai.onnx Swish (which it expands); 0: it never does."""
+        """The last opset in which it runs ai.onnx Swish (by expanding it); 0 if it never does."""
         return 24 if self.opset >= 24 else 0
 
 
-# Measured on 1.16.3, 1.18.1, 1.20.1, 1.23.2, 1.27.0, 1.30.0, 1.31.1 and 1.32.0; the steps in between are those of
-# onnxruntime's compatibility page. What lies past the last row is taken to read at least as much.
+# Measured on 1.16.3, 1.18.1, 1.20.1, 1.23.2, 1.27.0, 1.30.0, 1.31.1 and 1.32.0; the steps in between are from
+# onnxruntime's compatibility page. Versions after the last row are assumed to read at least as much.
 _LIMITS: tuple[tuple[tuple[int, int], int, int], ...] = (
     ((1, 14), 18, 8),
     ((1, 15), 19, 8),
@@ -50,16 +50,16 @@ _LIMITS: tuple[tuple[tuple[int, int], int, int], ...] = (
 )
 
 
-#: The newest version that was measured, and how many releases may follow before a number is taken for a slip.
+#: The newest measured version; a number more than this many releases later is treated as a typing error.
 NEWEST = _LIMITS[-1][0]
 _MOST_AHEAD = 20
 
 
 def target_of(text: str) -> Target:
-    """The target that a text names: "onnxruntime==1.31", or "onnxruntime" for the newest known.
+    """Parses the name of a target: "onnxruntime==1.31", or "onnxruntime" for the newest known.
 
     Raises:
-        InvalidArguments: another runtime, a version before 1.14, or one after those of 1.
+        InvalidArguments: another runtime, a version before 1.14, or a major version after 1.
     """
     pattern = r"onnxruntime(?:-gpu)?\s*(?:==\s*(\d+)\.(\d+)(?:\.[\w.]+)?)?"
     match = re.fullmatch(pattern, text.strip()) if isinstance(text, str) else None
@@ -79,15 +79,15 @@ def target_of(text: str) -> Target:
 
 
 def reader_of(opset: int) -> str | None:
-    """The first onnxruntime that reads an opset; None: none that is known."""
+    """The first onnxruntime that reads an opset; None if no known version does."""
     return next((f"onnxruntime=={major}.{minor}" for (major, minor), last, _ in _LIMITS if last >= opset), None)
 
 
 def checked_form(form: str) -> str:
-    """The form, if there is one of that name.
+    """Returns the form if it exists.
 
     Raises:
-        InvalidArguments: there is none.
+        InvalidArguments: the form is unknown.
     """
     if form not in FORMS:
         raise InvalidArguments(f"unknown form {form!r}", where="form", fix=f"use one of {', '.join(FORMS)}")
@@ -95,10 +95,10 @@ def checked_form(form: str) -> str:
 
 
 def checked_opset(opset: object) -> int | None:
-    """An opset of ai.onnx, or None for none in particular.
+    """Returns an opset of ai.onnx; None if no opset was requested.
 
     Raises:
-        InvalidArguments: no number.
+        InvalidArguments: it is not a positive integer.
     """
     if opset is None:
         return None

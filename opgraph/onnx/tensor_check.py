@@ -1,4 +1,4 @@
-"""Whether the shape, the type and the data of one TensorProto agree, before anything allocates by them."""
+"""Checks that the shape, type and data of one TensorProto agree, before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _BITS = {
 }  # fmt: skip
 
 
-#: Dimensions of an array of NumPy 2.
+#: The most dimensions of an array in NumPy 2.
 MAX_RANK = 64
 
 
@@ -46,11 +46,11 @@ def check_tensor(tensor: TensorProto, where: str, *, external: bool) -> None:
     """Checks a tensor that came with a model.
 
     Args:
-        external: whether it may lie in a file beside the model.
+        external: True if its data may be in a file next to the model.
 
     Raises:
-        ModelError: unknown type, negative or too large dimensions, fewer or more data than the shape says.
-        Unimplemented: segments; external data where none may be; more dimensions than NumPy has.
+        ModelError: unknown type, negative or too large dimensions, less or more data than the shape requires.
+        Unimplemented: segments; external data where not allowed; more dimensions than NumPy supports.
     """
     if any(d < 0 for d in tensor.dims):
         raise ModelError(f"its shape {list(tensor.dims)} is negative", where=where, fix="export the model again")
@@ -88,7 +88,7 @@ def check_tensor(tensor: TensorProto, where: str, *, external: bool) -> None:
 
 
 def _stored(size: int, data_type: int, bits: int) -> int:
-    """How many entries of its typed field a tensor takes: complex numbers two each, sub-byte types share one."""
+    """The number of entries in a tensor's typed field: complex numbers take two, sub-byte types share one."""
     if data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
         return 2 * size
     return (size * bits + 7) // 8 if bits < 8 else size

@@ -1,4 +1,4 @@
-"""Op -> ONNX node: the form that the record lists, where dtypes, opset and ONNX's own limits allow it."""
+"""Converts an op to an ONNX node: to a form of the record, if dtypes, opset and ONNX's own limits allow it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.onnx.forms import allowed, attribute_default, forms_of, slots
 from opgraph.ops.families import LAYOUT_ATTRS
 from opgraph.runtime.providers.onnx_node import KIND_KEY, OPERANDS_KEY
 
-#: How an attribute reaches the node: by value in a graph, by reference in a function's body.
+#: Makes a node's attribute: by value in a graph, by reference in a function's body.
 WriteAttribute = Callable[[str, str, AttrValue], AttributeProto]
 
 
@@ -25,11 +25,11 @@ def plain_form(
     output: str,
     opset: int,
 ) -> Onnx | None:
-    """The single ONNX node that means exactly this op, or None.
+    """Returns the form of the single ONNX node that means exactly this op, or None.
 
     Args:
         attrs: the op's attributes.
-        inputs: its inputs by the names of the record; only dtype, number of dimensions and data are looked at.
+        inputs: its inputs by the names of the record; only dtype, number of dimensions and data are used.
         output: the dtype of its output.
     """
     if not _operands_as_onnx_wants(record, attrs, inputs, output):
@@ -43,7 +43,7 @@ def plain_form(
 def _operands_as_onnx_wants(
     record: OpDef, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor], output: str
 ) -> bool:
-    """One dtype for each symbol family (ONNX does not mix), and no operand that lies along a channel axis."""
+    """True if there is one dtype for each symbol family (ONNX does not mix), and no operand along a channel axis."""
     ndims = [t.ndim for t in inputs.values()]
     if any(record.appended_axes(i, ndims, attrs) for i in record.channel_inputs):
         return False
@@ -54,7 +54,7 @@ def _operands_as_onnx_wants(
 
 
 def _says_all(record: OpDef, form: Onnx, attrs: Mapping[str, AttrValue], inputs: Mapping[str, LogicalTensor]) -> bool:
-    """Whether every input and attribute of the op has its place in the form."""
+    """True if the form can express every input and attribute of the op."""
     words = [w.lstrip("@") for slot in slots(record, form, len(inputs)) for w in slot.split("|")]
     if not set(inputs) <= set(words) or any(attrs.get(k) != v for k, v in form.when.items()):
         return False
@@ -99,14 +99,14 @@ def plain_node(
     attribute: WriteAttribute | None = None,
     shape: Callable[[str], str] | None = None,
 ) -> NodeProto:
-    """The node of a form.
+    """Makes the node of a form.
 
     Args:
         operands: value names of the given inputs, by the record's names.
         output: the name of the output and its dtype.
-        scalar: the value that holds an attribute as a constant: a scalar of the first input's dtype, a list in s64.
-        attribute: how to write an attribute (our name, ONNX's name, value); by value when left out.
-        shape: the value that holds the shape of another.
+        scalar: returns the constant that holds an attribute: a scalar of the first input's dtype, or a list in s64.
+        attribute: makes an attribute (opgraph's name, ONNX's name, value). Default: by value.
+        shape: returns the value that holds the shape of another value.
     """
     inputs = []
     for slot in slots(record, form, len(operands)):
@@ -127,7 +127,7 @@ def plain_node(
             if attribute is not None:
                 node.attribute.append(attribute(ours, theirs, value))
             elif value != attribute_default(form.op_type, opset, theirs):
-                kind = AttributeProto.INTS if value == () else None  # an empty list does not say of what
+                kind = AttributeProto.INTS if value == () else None  # an empty list has no element type
                 node.attribute.append(helper.make_attribute(theirs, value, attr_type=kind))
     for theirs, names in form.joined.items():
         node.attribute.append(helper.make_attribute(theirs, [n for name in names for n in attrs[name]]))  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ def plain_node(
 
 
 def mark_operands(node: NodeProto, op: Op, record: OpDef, form: Onnx) -> None:
-    """Notes which scalar constants are operands of the op, where a reader would take them for attributes."""
+    """Records in metadata which scalar constants are operands, if they could also be read as attributes."""
     either = [slot.split("|")[0] for slot in slots(record, form, len(op.inputs)) if "|$" in slot]
     names = [p.name for p, t in zip(record.inputs, op.inputs) if p.name in either and t.is_scalar_constant]
     if names:

@@ -1,4 +1,4 @@
-"""ONNX node -> op: by the forms that the op records list, or as a Wildcard that carries the node."""
+"""Converts an ONNX node to an op: by the forms that the op records list, or to a Wildcard that carries the node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def native_candidates(
     library: bool = False,
     shapes: Collection[int] = (),
 ) -> list[Native]:
-    """The ops that mean what a node means; the graph may refuse one for its dtypes, then the next one is tried.
+    """The ops equivalent to a node. The graph may refuse one for its dtypes; the caller then tries the next one.
 
     Args:
         node: of domain "".
         opset: the opset that the node belongs to.
         operands: its inputs; None where an optional one is left out.
-        library: whether library ops are wanted, too; those that opgraph wrote are told by their metadata anyway.
-        shapes: places where the node reads the shape of the tensor that stands in `operands`.
+        library: True: includes library ops. Those that opgraph wrote are always recognized, by their metadata.
+        shapes: input positions where the node reads the shape of the tensor in `operands`.
     """
     said = {p.key: p.value for p in node.metadata_props}
     hint = said.get(OPERANDS_KEY, "")
@@ -62,7 +62,7 @@ def native_candidates(
 
 
 def _attributes(record: OpDef, form: Onnx, node: NodeProto, opset: int) -> dict[str, AttrValue] | None:
-    """Our attributes that the node's own say; None where the node means something else."""
+    """Converts the node's attributes to those of the record; None if the node means something else."""
     given = {a.name: plain_value(a) for a in node.attribute}
     for name, wanted in form.fixed.items():
         if given.pop(name, attribute_default(node.op_type, opset, name)) != wanted:
@@ -85,7 +85,7 @@ def _attributes(record: OpDef, form: Onnx, node: NodeProto, opset: int) -> dict[
     for name in form.implied:
         given.pop(name, None)
     if record.is_cast:
-        given.pop("to", None)  # the dtype of the output says it
+        given.pop("to", None)  # the dtype of the output determines it
     if any(result[name] != value for name, value in form.when.items()):
         return None
     if any(value != attribute_default(node.op_type, opset, name) for name, value in given.items()):
@@ -104,10 +104,10 @@ def _converted(attr: Attr, value: Any) -> AttrValue:
 def _bound(
     record: OpDef, form: Onnx, operands: Sequence[LogicalTensor | None], keep: Collection[str]
 ) -> tuple[list[LogicalTensor], dict[str, AttrValue]] | None:
-    """Operands as our inputs and, for scalar constants that an attribute can hold, attributes.
+    """Binds operands to the record's inputs, or to attributes for scalar constants that an attribute can hold.
 
     Args:
-        keep: names of our inputs that must not become attributes.
+        keep: names of the record's inputs that must not become attributes.
     """
     wanted = slots(record, form, len(operands))
     if len(operands) > len(wanted):
@@ -122,7 +122,7 @@ def _bound(
         if tensor is None:
             continue
         value = None if attr is None else _held(record.attr(attr), tensor, operands[0])
-        # Inputs are positional: once a later one is an operand, the earlier ones have to be.
+        # Inputs are positional: if a later one is an operand, the earlier ones must be operands too.
         if attr is not None and value is not None and name not in keep and not inputs:
             attrs[attr] = value
         elif name is not None:
@@ -138,7 +138,7 @@ def _bound(
 
 
 def _held(attr: Attr | None, tensor: LogicalTensor, first: LogicalTensor | None) -> AttrValue | None:
-    """The value of a constant as an attribute, if it can hold it."""
+    """The value of a constant for an attribute, if the attribute can hold it."""
     if attr is None or attr.type != "s64[]":
         return _scalar(tensor, first)
     if tensor.data is None or tensor.dtype != "s64" or tensor.ndim != 1:
@@ -163,8 +163,8 @@ def wildcard_attrs(
     """The attributes of the Wildcard that carries a node.
 
     Args:
-        input_types, output_types: of the values that are present, captured ones included: "" where a dtype says it.
-        captured: what its subgraphs take from outside, by name.
+        input_types, output_types: of the values that are present, captured ones included; "" if a dtype suffices.
+        captured: names of the outer values that its subgraphs read.
     """
     attrs: dict[str, AttrValue] = {"onnx_op": node.op_type, "onnx_domain": node.domain, "onnx_opset": opset}
     for key, names in (("onnx_absent_inputs", node.input), ("onnx_absent_outputs", node.output)):
@@ -180,7 +180,7 @@ def wildcard_attrs(
 
 
 def constant_value(node: NodeProto, room: Room | None = None) -> np.ndarray | None:
-    """The array of a Constant node, or None where opgraph has no word for its type, or no room for its zeros."""
+    """The array of a Constant node; None if opgraph lacks its dtype, or if its zeros would take too much memory."""
     import onnx_ir as ir
 
     attribute = node.attribute[0] if len(node.attribute) == 1 else None

@@ -1,6 +1,6 @@
-"""What a model says of its own training: carried as it is, or refused by name.
+"""A model's training_info: kept unchanged, or refused with an error that names it.
 
-Its graphs speak of the model's graph by name, so they stay true only where that graph stays what it is.
+Its graphs refer to the model's graph by name, so they stay valid only if that graph stays unchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from opgraph.onnx.nodes import subgraphs
 
 
 def check_training(model: ModelProto, where: str) -> None:
-    """Raises Unimplemented where training_info refers to data files, which nothing here would look after."""
+    """Raises Unimplemented if training_info refers to data files: opgraph does not manage these."""
     waiting = [graph for info in model.training_info for graph in (info.initialization, info.algorithm)]
     while waiting:
         graph = waiting.pop()
@@ -33,7 +33,7 @@ def _tensors(graph: GraphProto) -> list[TensorProto]:
 
 
 def refuse_changes(model: ModelProto) -> None:
-    """Raises Unimplemented for a model that is about to be changed, and has training_info that would not fit it."""
+    """Raises Unimplemented if a model to be changed has training_info, which would no longer fit."""
     if model.training_info:
         raise Unimplemented(
             "it has training_info, which speaks of the nodes as they are, and some would be others",

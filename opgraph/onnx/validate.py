@@ -1,4 +1,4 @@
-"""What a model must be before its nodes are looked at: onnx's checker, and what the checker lets through."""
+"""Validates a model before its nodes are read: runs onnx's checker, and checks for defects that the checker accepts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from opgraph.onnx.sparse import refuse_in_subgraph
 from opgraph.onnx.tensor_check import check_tensor
 from opgraph.onnx.training_info import check_training
 
-#: The oldest opset whose ops the records know; ops of older ones that have changed since are carried, not read.
+#: The oldest opset that the op records cover. Older ops that have changed since become Wildcards, not native ops.
 OLDEST_OPSET = 13
-#: What an equation of Einsum is written with; over some other characters onnx 1.23 never comes to an end.
+#: The characters of an Einsum equation; some other characters make onnx 1.23 loop forever.
 _EQUATION = re.compile(rb"[A-Za-z.,> -]*")
 
 
@@ -29,7 +29,7 @@ def validate(origin: Origin) -> None:
 
     Raises:
         ModelError: it is malformed; the message names the file and the node or tensor.
-        Unimplemented: it is well-formed, but has something that opgraph cannot carry.
+        Unimplemented: it is well-formed, but contains something that opgraph cannot represent.
     """
     skeleton = origin.skeleton
     _check_header(skeleton, origin.label)
@@ -102,7 +102,7 @@ def _write_plain_domains(model: ModelProto) -> None:
 
 
 def _write_plainly(named: NodeProto | FunctionProto | OperatorSetIdProto) -> None:
-    """Writes the domain ai.onnx as ""; a field that was not set stays so."""
+    """Writes the domain ai.onnx as ""; an unset field stays unset."""
     if named.domain == "ai.onnx":
         named.domain = ""
 
@@ -134,7 +134,7 @@ def _scopes(model: ModelProto, label: str) -> Iterator[_Scope]:
 
 
 def _check_text(where: str, *texts: object) -> None:
-    """protobuf hands over strings that are no UTF-8 as bytes."""
+    """Refuses strings that are no UTF-8; protobuf returns these as bytes."""
     for text in texts:
         if not isinstance(text, str):
             raise ModelError(f"{text!r:.100} is no UTF-8 text", where=where, fix="fetch or export the model again")
@@ -164,7 +164,7 @@ def _check_node(node: NodeProto, scope: _Scope) -> None:
 def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
     if len(graph.node) > MAX_NODES:
         raise Unimplemented(f"it has {len(graph.node)} nodes", where=place, fix=f"opgraph reads up to {MAX_NODES:,}")
-    refuse_in_subgraph(graph.sparse_initializer, place)  # those of the main graph were taken out of it
+    refuse_in_subgraph(graph.sparse_initializer, place)  # those of the main graph were already removed
     for value in (*graph.input, *graph.output, *graph.value_info):
         _check_text(place, value.name, *(d.dim_param for d in value.type.tensor_type.shape.dim))
         if not value.type.HasField("tensor_type"):
@@ -176,7 +176,7 @@ def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
                 fix="leave unknown dimensions open, or give them a dim_param",
             )
     names: set[str] = set()
-    for tensor in () if main else graph.initializer:  # those of the main graph were checked as they were taken out
+    for tensor in () if main else graph.initializer:  # those of the main graph were already checked
         where = f'initializer "{tensor.name}" of {place}'
         check_tensor(tensor, where, external=False)
         if tensor.name in names:
@@ -185,21 +185,21 @@ def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
 
 
 def _forget_listed_constants(origin: Origin) -> None:
-    """Before IR 4 the format wanted every initializer listed among the inputs, so the list means nothing.
+    """Before IR 4, the format required every initializer to be listed as an input, so the listing means nothing.
 
-    Since then it means a default that a caller may override.
+    Since IR 4, a listed initializer is a default that a caller may override.
     """
     if origin.skeleton.ir_version < DEFAULTS_SINCE:
         origin.inputs[:] = [name for name in origin.inputs if name not in origin.tensors]
 
 
 def opsets(model: ModelProto) -> dict[str, int]:
-    """Version by domain."""
+    """The opset version of each domain."""
     return {entry.domain: entry.version for entry in model.opset_import}
 
 
 def is_unchanged(op_type: str, version: int) -> bool:
-    """Whether an op of ai.onnx means in an old opset what it means in the oldest one that records are written for."""
+    """True if an op of ai.onnx has the same meaning in an old opset as in the oldest one that the records cover."""
     return version >= OLDEST_OPSET or _since(op_type, version) == _since(op_type, OLDEST_OPSET)
 
 

@@ -1,4 +1,4 @@
-"""The types of a model's values, and what they are called in opgraph."""
+"""The types of a model's values, and their names in opgraph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from opgraph.onnx.origin import DEFAULTS_SINCE
 from opgraph.onnx.spellings import same_type
 from opgraph.runtime.providers.onnx_types import set_tensor_type
 
-#: What the symbols start with that onnx's inference makes up.
+#: Prefix of the symbols that onnx's inference makes up.
 _MADE_UP = "unk__"
 
 
 def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypeProto]:
-    """The type of each value of the main graph: as the model states it, else as onnx infers it."""
+    """The type of each value of the main graph: the declared one, else the one that onnx infers."""
     model = _without_stale_sizes(model)
     graph = model.graph
     stated: dict[str, TypeProto] = {}
@@ -36,19 +36,19 @@ def value_types(model: ModelProto, label: str = "the model") -> dict[str, TypePr
 
 
 def _inferred(model: ModelProto) -> list[onnx.ValueInfoProto]:
-    """What onnx infers of the values that nodes make, beside what the model states of them."""
-    # Not with data_prop: it keeps an entry for each element of a 1-d tensor, and a file states sizes as it likes.
+    """The types that onnx infers for the values that nodes make, together with the declared ones."""
+    # data_prop stays off: it keeps an entry for each element of a 1-d tensor, and a file may declare any size.
     try:
         graph = onnx.shape_inference.infer_shapes(model).graph
-    except (ValueError, RuntimeError):  # some damage stops it that the checker lets through (an element type 0 inside)
+    except (ValueError, RuntimeError):  # some defects that the checker accepts stop it (an element type 0 inside)
         return []
     return [*graph.value_info, *graph.output]
 
 
 def _without_stale_sizes(model: ModelProto) -> ModelProto:
-    """The model with the symbols of its inputs where it states numbers of values that have these sizes.
+    """Replaces numbers in the declared sizes of values by the symbols of the inputs that determine these sizes.
 
-    Tools that make the sizes of inputs symbolic leave the old numbers at the values behind; onnxruntime only warns.
+    Tools that make the sizes of inputs symbolic leave the old numbers at later values; onnxruntime only warns.
     """
     graph = model.graph
     named = any(d.dim_param for value in graph.input for d in value.type.tensor_type.shape.dim)
@@ -72,10 +72,10 @@ def _without_stale_sizes(model: ModelProto) -> ModelProto:
 
 
 def _inferable(model: ModelProto) -> ModelProto:
-    """The model as onnx may infer from it.
+    """The model in the form that is passed to onnx's inference.
 
-    Contributed ops, of which onnx knows no types, are plain ones whose results have the same types. An initializer that
-    is an input as well has no value: it is a default, and a caller may give another shape or other axes.
+    Contributed ops, whose types onnx does not infer, are replaced by plain ops with results of the same types. An
+    initializer that is also an input has no value: it is a default, and a caller may give another shape or other axes.
     """
     plain = {index: made for index, node in enumerate(model.graph.node) if (made := same_type(node)) is not None}
     listed = {value.name for value in model.graph.input} if model.ir_version >= DEFAULTS_SINCE else set()
@@ -92,12 +92,12 @@ def _inferable(model: ModelProto) -> ModelProto:
 
 
 def _says_something(proto: TypeProto) -> bool:
-    """Whether a type is stated; a tensor of element type 0 is none."""
+    """True if a type is declared; a tensor of element type 0 is not a type."""
     return proto.ByteSize() > 0 and (not proto.HasField("tensor_type") or proto.tensor_type.elem_type != 0)
 
 
 def _check_same(where: str, first: TypeProto, second: TypeProto) -> None:
-    """Raises ModelError where two statements of a value's type contradict each other."""
+    """Raises ModelError if two declarations of a value's type contradict each other."""
     if first is second or not (first.HasField("tensor_type") and second.HasField("tensor_type")):
         return
     dims = [t.tensor_type.shape.dim if t.tensor_type.HasField("shape") else None for t in (first, second)]
@@ -122,14 +122,14 @@ def _without_made_up_symbols(proto: TypeProto) -> TypeProto:
 
 
 def element_only(element: int) -> TypeProto:
-    """A tensor type that says nothing of the shape."""
+    """A tensor type without a shape."""
     result = TypeProto()
     set_tensor_type(result, element, None)
     return result
 
 
 def dtype_and_dims(proto: TypeProto | None) -> tuple[str, Dims]:
-    """dtype and dimensions of a value; "undef" where opgraph has no word for it."""
+    """dtype and dimensions of a value; the dtype is "undef" if opgraph lacks it."""
     if proto is None or not proto.HasField("tensor_type"):
         return dtypes.UNDEF, None
     known = dtypes.BY_ONNX.get(proto.tensor_type.elem_type)

@@ -1,4 +1,4 @@
-"""A model, or a graph, with other weights: everything else stays as it was."""
+"""Replaces weights of a model or a graph; everything else stays unchanged."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: s
     """Writes a model with other values for some of its initializers.
 
     Nodes, names, functions, metadata, opset imports, symbolic dimensions and the order of initializers stay. Tensors
-    that lay in a data file lie in one again: the same if they did not change and `path` is in its folder, otherwise
+    from a data file stay in a data file: the same one if they did not change and `path` is in its folder, otherwise
     `<path>.data`.
 
     Args:
         origin: the model, as it was read.
-        weights: initializer name -> new value, of its dtype and shape.
+        weights: initializer name -> new value, of the same dtype and shape.
         path: the file; it may be the model's own.
 
     Raises:
-        InvalidArguments: no such initializer, another dtype or shape, or `path` is none.
+        InvalidArguments: no such initializer, another dtype or shape, or `path` is not a path.
         ModelError: the file cannot be written. Then nothing has changed on the disk.
     """
     for name, array in weights.items():
@@ -52,7 +52,7 @@ def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: s
 
 
 def _reweighted(origin: Origin, weights: Mapping[str, np.ndarray]) -> Origin:
-    """A model with other values for initializers, and for values that Constant nodes make."""
+    """The model with other values for initializers, and for results of Constant nodes."""
     skeleton = ModelProto()
     skeleton.CopyFrom(origin.skeleton)
     for tensor in skeleton.graph.initializer:
@@ -64,16 +64,16 @@ def _reweighted(origin: Origin, weights: Mapping[str, np.ndarray]) -> Origin:
             name = node.output[0]
             node.attribute.append(onnx.helper.make_attribute("value", tensor_proto(name, weights[name])))
     initializers = {n: a for n, a in weights.items() if n in origin.tensors}
-    # A function's constants are not known by name, so the model is written unfolded.
+    # A function's constants have no names in the graph, so the model is written unfolded.
     return replace(origin, skeleton=skeleton, replaced={**origin.replaced, **initializers}, folded=None)
 
 
 def with_weights(graph: Graph, weights: Mapping[str, Any]) -> Graph:
-    """A graph with other values for some of its constants, and so has the model that it was loaded from.
+    """Returns the graph with other values for some constants; the model that it was loaded from gets them too.
 
     Args:
-        graph: finalized by this call if need be.
-        weights: constant name -> array (NumPy, torch, anything with DLPack) of its dtype and shape.
+        graph: finalized by this call if necessary.
+        weights: constant name -> array (NumPy, torch, anything with DLPack) of the same dtype and shape.
 
     Raises:
         InvalidArguments: no such constant, or no array.

@@ -1,4 +1,4 @@
-"""Nodes that say the shape of a value to others, which then read the shape off the value itself."""
+"""Shape nodes that are not needed, because their readers become ops that read the shape from the value itself."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SHAPE = "Shape"
 
 
 def whole_shapes(graph: GraphProto, opset: int, library: bool) -> dict[str, tuple[int, NodeProto]]:
-    """The nodes, with their places and by the name of what they make, that say the whole shape of a value, and only to
-    nodes which may become ops that read the shape off the value.
+    """Maps output names to the Shape nodes, with their positions, that return the whole shape of a value and are read
+    only by nodes that may become ops that read the shape from the value itself.
 
     Args:
-        library: whether nodes become library ops though they are not marked.
+        library: True if unmarked nodes become library ops, too.
     """
     found = {n.output[0]: (place, n) for place, n in enumerate(graph.node) if _says_all(n)}
     for output in graph.output if found else ():

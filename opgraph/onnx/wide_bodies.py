@@ -1,7 +1,7 @@
-"""The body of a fused f16 or bf16 partition: computed in f32 and rounded once, as opgraph's kernels do.
+"""The body of a fused f16 or bf16 partition: computed in f32 and rounded once, as in opgraph's kernels.
 
-That is the definition of a fused partition, and for bf16 the only thing that onnxruntime has kernels for. A TypeCast
-between two values of the body rounds where it stands.
+This is the definition of a fused partition, and for bf16 onnxruntime has kernels for no other form. A TypeCast between
+two values of the body still rounds at its position.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def widened(
     dtype_of: Mapping[str, str],
     emitter: Emitter,
 ) -> list[NodeProto]:
-    """The nodes, or nodes that compute the same in f32 where they compute in f16 or bf16.
+    """Returns the nodes, with f16 and bf16 computations replaced by f32.
 
     Args:
-        inputs, results: of the function that they are the body of.
-        dtype_of: of every value; where one is unknown, the nodes stay as they are.
+        inputs, results: of the function with this body.
+        dtype_of: dtype of every value; if one is unknown, the nodes stay as they are.
     """
     known = all(name in dtype_of for node in nodes if node.op_type != "Constant" for name in node.output)
     if not known or not any(dtype_of.get(n) in _NARROW for node in nodes for n in (*node.input, *node.output)):
@@ -49,7 +49,7 @@ class _Wide:
     Attributes:
         made: its nodes so far.
         wide: the f32 stand-in of each narrow value that has one.
-        narrow: the values that there are under their own names, in their own dtypes.
+        narrow: the values that exist under their own names, in their own dtypes.
         taken: names that no stand-in may have.
     """
 
@@ -108,7 +108,7 @@ class _Wide:
 
     def cast(self, node: NodeProto) -> None:
         source, target = node.input[0], node.output[0]
-        # What is there in its own dtype is cast from that, so that a body made of a body is the same body.
+        # A value that exists in its own dtype is cast from that, so that widening a body twice changes nothing.
         given = source if source in self.narrow else self.stand_in(source)
         self.made.append(_cast(given, target, self.dtype_of[target]))
         self.narrow.add(target)
@@ -129,7 +129,7 @@ class _Wide:
         self.made.append(copy)
 
     def _called(self, node: NodeProto, names: Sequence[str]) -> NodeProto:
-        """The node that computes the op of a function in f32: that of f32 models, or a call of its f32 body."""
+        """The node that computes a function's op in f32: the node used in f32 models, or a call of its f32 body."""
         record = opdef.get(node.op_type, where="a fused partition")
         attrs = attributes_of(record, node)
         assert attrs is not None, node.op_type

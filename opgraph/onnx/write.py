@@ -1,4 +1,4 @@
-"""Files: a model and its data file, both complete or neither there."""
+"""Writes a model and its data file: both completely, or neither."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from opgraph.onnx.draft import Draft
 from opgraph.onnx.external import Extent
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
-#: protobuf ends at 2 GiB; data beyond this many bytes leaves the model's own file.
+#: protobuf is limited to 2 GiB; if data exceed this many bytes, large tensors move to a data file.
 _INLINE_BYTES = 1 << 30
 #: Tensors up to this size stay in the model's own file in any case.
 _INLINE_TENSOR = 1024
-#: Page size, so that a reader may map each large tensor.
+#: Page size, so that a runtime can map each large tensor.
 _ALIGNMENT = 4096
 
 
 def write(draft: Draft, path: Path, library: Pending | None = None) -> None:
-    """Writes a model, with tensors in a data file beside it where they lay in one before, or would not fit.
+    """Writes a model. Tensors go to a data file next to it if they were in one before, or would not fit otherwise.
 
-    Data files of the source are referred to where they are, if the model is written where a reader finds them and its
-    own data file is not one of them; otherwise `<name>.data` holds the data, and the values that were replaced in any
-    case. Every file is complete before any takes its name.
+    The model refers to the source's data files if a runtime can find them from the new path and the model's own data
+    file is not one of them. Otherwise `<name>.data` holds the data. Replaced values are in `<name>.data` in any case.
+    All files are complete before any file gets its final name.
 
     Args:
-        library: what is to take its name together with the model.
+        library: the file that is renamed together with the model.
 
     Raises:
-        ModelError: it cannot be written, or would take the place of a file that the source lies in; then nothing has
-            changed.
+        ModelError: it cannot be written, or would overwrite a file of the source; then nothing has changed.
     """
     final = checked_place(path, "model")
     with reported("model", path):
@@ -76,12 +75,12 @@ def write(draft: Draft, path: Path, library: Pending | None = None) -> None:
 
 
 def data_place(path: Path) -> Path:
-    """The data file that a model at `path` has, if it needs one."""
+    """The path of the data file of a model at `path`."""
     return path.with_name(f"{path.name}.data")
 
 
 def _outside(draft: Draft) -> set[str]:
-    """The initializers that go to a data file: those that came from one, and all large ones if it gets too much."""
+    """The initializers for a data file: those that came from one, and all large ones if the total is too large."""
     origin = draft.origin
     result = {n for n in draft.kept if origin is not None and origin.extent(n) is not None}
     dense = [n for n in draft.kept if n not in result and draft.sparse(n) is None]
@@ -93,7 +92,7 @@ def _outside(draft: Draft) -> set[str]:
 
 
 def _found_beside(old: Mapping[str, set[str]], path: Path) -> bool:
-    """Whether a reader of the model at `path` finds the source's data files under their locations, and may read them.
+    """True if a runtime that loads `path` can find and may read the source's data files at their locations.
 
     Args:
         old: the source's data files, by location.
@@ -108,9 +107,9 @@ def _found_beside(old: Mapping[str, set[str]], path: Path) -> bool:
 
 
 def _check_sources_stay(draft: Draft, path: Path, final: str, sources: set[str], *, writes_data: bool) -> None:
-    """Raises ModelError where a file to be written would take the place of one that the source needs.
+    """Raises ModelError if a file to be written would overwrite one that the source needs.
 
-    A model may be saved over itself, with a new data file in the place of its old one.
+    A model may be saved over itself, with a new data file that replaces its old one.
     """
     own = draft.origin.path if draft.origin is not None else None
     data = os.path.realpath(data_place(path))
@@ -126,7 +125,7 @@ def _check_sources_stay(draft: Draft, path: Path, final: str, sources: set[str],
 
 
 def _old_place(draft: Draft, name: str) -> Extent | None:
-    """Where a tensor's data lie already."""
+    """The current location of a tensor's data in a data file, if any."""
     if draft.origin is None or name in draft.arrays or name in draft.origin.replaced:
         return None
     return draft.origin.extent(name)
@@ -153,7 +152,7 @@ def _reference(draft: Draft, name: str, location: str, offset: int, size: int) -
         del proto.external_data[:]
         for key, value in said.items():
             proto.external_data.add(key=key, value=value)
-        proto.external_data.extend(kept)  # a checksum, say
+        proto.external_data.extend(kept)  # such as a checksum
         return proto
     else:
         assert draft.origin is not None

@@ -1,4 +1,4 @@
-"""Compiling a library and putting it on the disk."""
+"""Compiles a library and writes it to disk."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from opgraph.onnx.write import data_place
 from opgraph.runtime import cpu_compiler
 from opgraph.runtime.build_library import NOTHING, library_at
 
-#: -march=native in the flags of kernels is for the machine itself; a library may be meant for another one.
+#: In the flags of kernels, -march=native is for this machine; a library may be built for another one.
 NATIVE = "native"
 
 
 def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
-    """The shared library of these ops.
+    """Returns the shared library of these ops.
 
     Args:
-        march: for which processors, as the compiler calls them: "native" for those like this machine's, "x86-64-v3".
+        march: the processors, by the compiler's name: "native" for those like this machine's, or "x86-64-v3".
 
     Raises:
-        InvalidArguments: there are no ops, or `march` is no name of processors.
-        DeviceError: there is no compiler, for GPUs no NVRTC, or one refused the source; with its log.
+        InvalidArguments: there are no ops, or `march` is no valid name.
+        DeviceError: there is no compiler or, for GPUs, no NVRTC; or one refused the source (the log is included).
     """
     if not ops:
         raise InvalidArguments(
@@ -56,7 +56,7 @@ def compiled(ops: Sequence[LibraryOp], march: str = NATIVE) -> bytes:
     return _built(library_text(ops), march, compiler.command)
 
 
-@lru_cache(maxsize=4)  # a model is tried before it gets its name
+@lru_cache(maxsize=4)  # a model may be compiled again when it gets its final name
 def _built(source: LibraryText, march: str, command: tuple[str, ...]) -> bytes:
     images = nvrtc.compiled(source.kernels) if source.kernels else {}
     flags = [
@@ -86,16 +86,16 @@ def _built(source: LibraryText, march: str, command: tuple[str, ...]) -> bytes:
 
 
 def library_place(path: object, model: Path | None, origin: Origin | None) -> Path:
-    """Where a library is to be.
+    """Checks the path of a library, and returns it.
 
     Args:
         path: as the caller gave it.
-        model: the model that is written with it, if one is.
+        model: the model that is written with it, if any.
         origin: the model that was read: its data may still be needed.
 
     Raises:
-        InvalidArguments: `path` is none.
-        ModelError: nothing can be written there, or one of the models' own files is there.
+        InvalidArguments: `path` is not a path.
+        ModelError: the path is not writable, or is that of one of the models' own files.
     """
     place = file_path(path, "ort_library")
     found = checked_place(place, "library")
@@ -112,7 +112,7 @@ def library_place(path: object, model: Path | None, origin: Origin | None) -> Pa
 
 @contextlib.contextmanager
 def pending_library(place: Path, ops: Sequence[LibraryOp], march: str = NATIVE) -> Iterator[Pending]:
-    """The library of these ops on the disk, complete but for its name. A process that has an old one loaded keeps it.
+    """Writes the library of these ops under a temporary name. A process that has loaded an old library keeps that one.
 
     Raises:
         InvalidArguments, DeviceError: as `compiled`.

@@ -1,11 +1,11 @@
-"""Which CUDA kernels a library holds: those that serve dense operands, whatever their shapes, with few texts.
+"""The CUDA kernels of a library: few source texts that support dense operands of any shape.
 
-The engine makes a kernel for the layout of a call; a library has to have it before. So a kernel here is told of a fixed
-number of axes, some of which may be of extent 1, and packs are as long as can be, or single elements:
+The engine compiles a kernel for the layout of a call; a library must contain its kernels in advance. So a kernel here
+receives a fixed number of axes, some of which may have extent 1. Its packs are as long as possible, or single elements:
 
-- one row, for each way in which operands of the space and single numbers meet; an op of one operand needs no more;
-- three axes, which a bias, or a factor for each channel or row, collapse to: for each way that is expected;
-- three axes of operands that lie anyhow, and eight in 64-bit arithmetic, which serve everything else.
+- one row, for each combination of full operands and single numbers; an op with one operand needs no more;
+- three axes, to which a bias, or a factor for each channel or row, collapses: for each combination that is expected;
+- three axes of operands with any strides, and eight in 64-bit arithmetic, which support everything else.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from opgraph.schedule.cuda import Cuda, pointwise
 from opgraph.schedule.cuda_tiles import NARROW
 from opgraph.schedule.schedule import CudaPointwise
 
-#: As kernels/ort/gpu.h: gpu_rank, gpu_operands; so that the arguments of a launch take less than 4096 bytes.
+#: Same as kernels/ort/gpu.h: gpu_rank, gpu_operands; the arguments of a launch then take less than 4096 bytes.
 MAX_RANK, MAX_OPERANDS = 8, 48
 _RANK = 3
 _ANY = 1 << 62
-#: A size in each axis that leaves packs whole; in eight axes it takes 64 bits.
+#: A size for each axis that is a multiple of every pack; with eight axes, indices take 64 bits.
 _EXTENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class GpuKernel:
-    """A kernel for operands of some kinds.
+    """A kernel for one combination of operand kinds.
 
     Attributes:
         kinds: one for each operand, as in `opgraph.loops.layout.Variant`.
-        rank: how many axes it is told of; 0 for one row.
-        most: how many elements it serves.
+        rank: the number of axes that it receives; 0 for one row.
+        most: the maximum number of elements.
     """
 
     kinds: str
@@ -49,16 +49,16 @@ class GpuKernel:
 
 
 def serves_gpu(op: LibraryOp) -> bool:
-    """Whether kernels for a GPU can be made for an op: it computes elements, of not too many operands."""
+    """True if GPU kernels can be made for an op: it is elementwise, and has not too many operands."""
     return all(form.row_rank == 0 and len(form.loop.loads) + len(form.loop.stores) <= MAX_OPERANDS for form in op.forms)
 
 
 def gpu_kernels(form: Form) -> tuple[GpuKernel, ...]:
-    """The kernels of one way to call an op; the first that serves a call wins."""
+    """The kernels of one form of an op; a call uses the first kernel that supports it."""
     ways = [kinds for kinds in form.kinds if STRIDED not in kinds]
     rows = dict.fromkeys(kinds.replace(ROW, UNIFORM) for kinds in ways)
     found = [_kernel(form, kinds, (_EXTENT**_RANK,), aligned=True, flat=True) for kinds in rows]
-    if sum(source != ALPHA for source in form.reads) == 1:  # what has one operand is one row of it
+    if sum(source != ALPHA for source in form.reads) == 1:  # a single operand is always one row
         return (*found, *[_kernel(form, kinds, (_EXTENT**_RANK,), flat=True) for kinds in rows])
     used = form.loop.reads()
     moving = [source != ALPHA and x.name in used for x, source in zip(form.loop.loads, form.reads, strict=True)]
@@ -68,7 +68,7 @@ def gpu_kernels(form: Form) -> tuple[GpuKernel, ...]:
 
 
 def _kernel(form: Form, kinds: str, dims: tuple[int, ...], *, aligned: bool = False, flat: bool = False) -> GpuKernel:
-    """The kernel that the engine would make for operands of these kinds in such a space."""
+    """The kernel that the engine would make for operands of these kinds in an iteration space of `dims`."""
     steps = {
         UNIFORM: (0,) * len(dims),
         ROW: (*row_major(dims[:-1]), 0),
@@ -87,7 +87,7 @@ def _kernel(form: Form, kinds: str, dims: tuple[int, ...], *, aligned: bool = Fa
 
 
 def kernels_text(sources: Sequence[KernelSource]) -> str:
-    """Many kernels in one text, which NVRTC reads once."""
+    """Joins kernels into one source text, so that NVRTC parses it once."""
     bodies = {source.entry: source.own for source in sources}
     own = "".join(f"\nnamespace n{i} {{\n{body}}}\n" for i, body in enumerate(bodies.values()))
     return needed("ort/library.cuh", own) + own

@@ -1,4 +1,4 @@
-"""Machine code for GPUs, made without one: NVRTC, from its wheel or the system."""
+"""Compiles machine code for GPUs on a machine without a GPU, with NVRTC from its wheel or the system."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from opgraph.errors import DeviceError
 from opgraph.runtime.parallel import at_once
 
-#: As the CUDA engine compiles them, with what CuPy adds: a library has its bits.
+#: The options of the CUDA engine and those that CuPy adds: a library's results are bitwise the same.
 OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=true", "--device-as-default-execution-space")
-#: Machine code of each generation, which later GPUs of it run, too; and PTX, which drivers compile for all later ones.
+#: Machine code for each GPU generation, valid for its later GPUs too; PTX, which drivers compile for all newer ones.
 CUBINS, PTX = ("sm_80", "sm_90", "sm_100"), "compute_80"
 _WHERE, _FIX = "ort_library for CUDA", "pip install nvidia-cuda-nvrtc (13 or newer)"
 
 
-@lru_cache(maxsize=4)  # a model is tried before it gets its name
+@lru_cache(maxsize=4)  # a model may be compiled again when it gets its final name
 def compiled(text: str) -> dict[str, bytes]:
-    """A CUDA text for every GPU that a library serves: by architecture, PTX with a zero at its end.
+    """Compiles a CUDA text for every GPU that a library supports: code by architecture, PTX with a zero at its end.
 
     Raises:
-        DeviceError: there is no NVRTC, or it refused the text; with its log.
+        DeviceError: there is no NVRTC, or it refused the text (the log is included).
     """
-    library()  # before several threads look for it
+    library()  # load it once, before several threads need it
     names = (*CUBINS, PTX)
     made: dict[str, bytes] = {}
 
@@ -37,10 +37,10 @@ def compiled(text: str) -> dict[str, bytes]:
 
 @cache
 def library() -> ctypes.CDLL:
-    """NVRTC.
+    """Loads NVRTC.
 
     Raises:
-        DeviceError: it is nowhere.
+        DeviceError: it was not found.
     """
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]

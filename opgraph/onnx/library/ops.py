@@ -1,4 +1,4 @@
-"""What a library holds: its ops, the ways to call each, and the kernels that serve a way."""
+"""The contents of a library: its ops, the forms of each op, and the kernels of each form."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from opgraph.partition.partition import FUSED, Partition
 from opgraph.runtime.operands import Operands
 from opgraph.schedule.schedule import INNER
 
-#: The input that stands for the node's attribute alpha; kernels/ort/call.h: attribute.
+#: The input number that stands for the node's attribute alpha; kernels/ort/call.h: attribute.
 ALPHA = 255
 #: kernels/ort/dense.h: dense_operands.
 MAX_OPERANDS = 64
-#: With this many operands at most, there is a kernel for every way in which they may lie.
+#: With at most this many operands, there is a kernel for every combination of operand kinds.
 _FEW = 2
 SWISH = "Swish"
 
@@ -34,10 +34,10 @@ class Form:
     """One way to call an op.
 
     Attributes:
-        inputs: how many a node gives.
-        loop: what is computed.
+        inputs: the number of inputs that a node gives.
+        loop: the computation.
         reads: for each load, the input that it reads, or ALPHA.
-        kinds: operand kinds of each kernel, as in `opgraph.loops.layout.Variant`; the first that serves a call wins.
+        kinds: operand kinds of each kernel, as in `opgraph.loops.layout.Variant`; the first that fits a call is used.
         moderate: a functor of kernels/ort/swish.h for the usual alphas; "" for none.
     """
 
@@ -49,20 +49,20 @@ class Form:
 
     @property
     def row_rank(self) -> int:
-        """How many of the last axes make a row; 0 where rows are not reduced."""
+        """The number of last axes that form a row; 0 if rows are not reduced."""
         return len(self.loop.row_axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LibraryOp:
-    """An op under one name with one signature; several signatures of one name are several of these.
+    """An op with one name and one signature; each further signature of a name is another LibraryOp.
 
     Attributes:
         name: in domain `opgraph`.
         inputs, outputs: dtypes.
-        least: how many inputs must be given.
-        has_alpha: whether nodes have the attribute alpha.
-        on_gpu: whether onnxruntime's CUDA provider runs it as well.
+        least: the minimum number of inputs.
+        has_alpha: True if nodes have the attribute alpha.
+        on_gpu: True if onnxruntime's CUDA provider runs it, too.
     """
 
     name: str
@@ -90,7 +90,7 @@ def swish_ops() -> tuple[LibraryOp, ...]:
 
 
 def _swish(dtype: str, *, factor: bool) -> Form:
-    """alpha is an f32 attribute whatever the dtype: it is read as such, not rounded to f16."""
+    """The form of Swish. alpha is an f32 attribute for every dtype: it is read as f32, not rounded to f16."""
     given = [Load(name="x0", dtype=dtype), *([Load(name="x1", dtype=dtype)] if factor else [])]
     alpha = Load(name=f"x{len(given)}", dtype="f32")
     work = "f64" if dtype == "f64" else "f32"
@@ -119,7 +119,7 @@ def _swish(dtype: str, *, factor: bool) -> Form:
 
 
 def fused_op(name: str, part: Partition, inputs: Mapping[int, int], outputs: Sequence[int]) -> LibraryOp | None:
-    """A fused partition as an op; None where it needs more than the kernels of a library.
+    """A fused partition as an op; None if the kernels of a library do not support it.
 
     Args:
         inputs: tensor id -> position among the node's inputs, constants with dimensions included.
@@ -153,7 +153,7 @@ def fused_op(name: str, part: Partition, inputs: Mapping[int, int], outputs: Seq
 
 
 def _lowered(part: Partition) -> Lowered | None:
-    """The loop of a partition, if it computes elements, or rows along the last axes, of dense operands."""
+    """The loop of a partition if it is elementwise, or reduces rows along the last axes, and its operands are dense."""
     records = [opdef.get(op.kind, where="library") for op in part.ops]
     if part.kind != FUSED or any(record.index_of or record.by_position for record in records):
         return None
@@ -168,7 +168,7 @@ def _lowered(part: Partition) -> Lowered | None:
 
 
 def _kinds(lowered: Lowered, part: Partition) -> tuple[str, ...]:
-    """The kernels of a loop: for operands as declared, all of the results' shape, and lying anyhow."""
+    """Operand kinds of a loop's kernels: as declared, all with the results' shape, and with any strides."""
     loop = lowered.loop
     used = loop.reads()
     read = [x.name in used for x in loop.loads]
@@ -180,14 +180,14 @@ def _kinds(lowered: Lowered, part: Partition) -> tuple[str, ...]:
     tensors = [*part.input_ports]
     layout = Operands(lowered, tensors).probable_layout([t.dims for t in tensors])
     if layout is not None and STRIDED not in layout.variant.operands and layout.size > 1:
-        kinds = zip(layout.variant.operands, read)  # of loads; those of stores follow
+        kinds = zip(layout.variant.operands, read)  # of loads; the kinds of stores follow
         probable = "".join((ROW if k == UNIFORM else k) if r else UNIFORM for k, r in kinds) + stores
         found.insert(0, probable)
     return tuple(dict.fromkeys([*found, anyhow]))
 
 
 def _every_way(count: int) -> list[str]:
-    """Kinds of dense operands, at least one of the results' shape; a row's value may be the whole call's, too."""
+    """Combinations of kinds of dense operands, at least one with the results' shape; ROW includes single values."""
     ways = ["".join(kinds) for kinds in itertools.product((CONTIGUOUS, ROW), repeat=count)]
     return [way for way in ways if CONTIGUOUS in way]
 

@@ -1,8 +1,8 @@
-"""Which partitions that reduce rows a library should run: where its kernels beat what onnxruntime has.
+"""Selects the partitions that reduce rows for a library: those where its kernels are faster than onnxruntime's.
 
-Measured beside onnxruntime 1.31 on one thread of an EPYC, 400,000 elements of f32: sums, norms and what stands around
-them take 0.4 to 0.9 of the time in rows of 256 elements and more, and 0.8 to 1.4 in rows of 64. A softmax takes 1.2 to
-1.7: onnxruntime's own is vectorised by hand.
+Measured against onnxruntime 1.31 on one thread of an EPYC with 400,000 elements of f32: sums, norms and the ops around
+them take 0.4 to 0.9 times onnxruntime's time in rows of 256 elements and more, and 0.8 to 1.4 times in rows of 64. A
+softmax takes 1.2 to 1.7 times as long, because onnxruntime's own is vectorised by hand.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SHORTEST = 256
 
 
 def has_rows(part: Partition) -> bool:
-    """Whether a fused partition reduces rows."""
+    """True if a fused partition reduces rows."""
     return part.kind == FUSED and not all(opdef.get(op.kind, where=op.label).is_pointwise for op in part.ops)
 
 
 def rows_pay(part: Partition) -> bool:
-    """Whether a library's kernel for such a partition is worth having."""
+    """True if a library's kernel for a partition that reduces rows is faster than onnxruntime."""
     if not has_rows(part):
         return False
     loop = lower(part).loop
@@ -36,7 +36,7 @@ def rows_pay(part: Partition) -> bool:
 
 
 def _row_size(tensor: LogicalTensor, rank: int) -> int | None:
-    """The elements of a row of a tensor, if they are known."""
+    """The number of elements in a row of a tensor, if known."""
     sizes = [d for d in (tensor.dims or ())[-rank:] if isinstance(d, int)]
     return math.prod(sizes) if len(sizes) == rank else None
 

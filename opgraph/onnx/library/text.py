@@ -1,6 +1,6 @@
 """The source text of a library: spliced headers, one functor for each kernel, and tables for kernels/ort/call.h.
 
-A pure value like every emitted text. No name of a model reaches it but the names of ops, which opgraph makes up.
+The text is a pure value, like every emitted text. It contains no names from a model: opgraph makes up the op names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from opgraph.onnx.library import nvrtc
 from opgraph.onnx.library.gpu import GpuKernel, gpu_kernels, kernels_text
 from opgraph.onnx.library.ops import Form, LibraryOp, functor_of
 
-#: kernels/ort/dense.h: what a result holds, by `Store.per_row`.
+#: kernels/ort/dense.h: the kind of a result, by `Store.per_row`.
 _RESULTS = {"": "og::each_element", "kept": "og::each_row_kept", "dropped": "og::each_row_dropped"}
 
 _ENTRY = """extern "C" __attribute__((visibility("default"))) og::ort::Status* RegisterCustomOps(
@@ -34,7 +34,7 @@ class LibraryText:
 
     Attributes:
         code: C++.
-        kernels: CUDA C++ of the kernels for GPUs, "" for none. `code` has their machine code by `image_file`.
+        kernels: CUDA C++ of the GPU kernels, "" for none. `code` includes their machine code from `image_file`.
     """
 
     code: str
@@ -42,12 +42,12 @@ class LibraryText:
 
 
 def image_file(architecture: str) -> str:
-    """The file, beside the source, that holds the kernels for an architecture."""
+    """The file next to the source that holds the kernels for an architecture."""
     return f"kernels.{architecture}"
 
 
 def library_text(ops: Sequence[LibraryOp]) -> LibraryText:
-    """The whole source of a library of these ops, each name and signature once for each provider."""
+    """The whole source of a library of these ops. Each name and signature is there once for each provider."""
     unique = list(dict.fromkeys(ops))
     kernels: dict[str, str] = {}
     gpu: dict[str, KernelSource] = {}
@@ -82,7 +82,7 @@ def library_text(ops: Sequence[LibraryOp]) -> LibraryText:
 
 
 def _images(names: Sequence[str]) -> str:
-    """The kernels for GPUs, and their names: machine code comes from files beside the source, past the compiler."""
+    """The GPU kernels and their names. The assembler includes their machine code from files next to the source."""
     lines = []
     rows = []
     for architecture in (*nvrtc.CUBINS, nvrtc.PTX):
@@ -116,8 +116,8 @@ def _form_tables(
     """The tables of one form, and its entry in the table of forms.
 
     Args:
-        kernels: names of functors by their text; grows.
-        gpu: the kernels for GPUs by name, in order; grows. None: the form has none.
+        kernels: names of functors by their text; extended in place.
+        gpu: the GPU kernels by name, in order; extended in place. None: the form has none.
     """
     used = form.loop.reads()
     loads = ", ".join(
@@ -156,7 +156,7 @@ def _form_tables(
 
 
 def _gpu_rows(made: Sequence[GpuKernel], gpu: dict[str, KernelSource]) -> list[str]:
-    """A form's kernels for GPUs as rows of og::ort::GpuVariant."""
+    """A form's GPU kernels as rows of og::ort::GpuVariant."""
     rows = []
     for kernel in made:
         gpu.setdefault(kernel.source.entry, kernel.source)

@@ -1,7 +1,7 @@
-"""Small ONNX models with the op structure that exporters write, made from a seed: what `opgraph demo` works on.
+"""Small ONNX models for `opgraph demo`, made from a seed, with the op structure that exporters write.
 
-Each function returns a ModelProto. The structures were read off files that torch 2.13 exports (opset 20); the weights
-are random, scaled so that activations keep their size.
+Each function returns a ModelProto. The structures were copied from files that torch 2.13 exports (opset 20). The
+weights are random, and scaled so that activations keep their magnitude.
 """
 
 from opgraph.onnx.samples.activations import gated_f16, own_activation

@@ -1,4 +1,4 @@
-"""Two models that are pointwise from end to end: what a runtime without fusion runs node by node."""
+"""Two models that are pointwise from end to end; a runtime without fusion runs them node by node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Putting a model together as an exporter does: one node per call, named values, initializers, value_info."""
+"""Builds a model like an exporter: one node per call, named values, initializers, value_info."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-OPSET, IR_VERSION = 20, 10  # what torch.onnx.export(dynamo=True) stamps
+OPSET, IR_VERSION = 20, 10  # those of torch.onnx.export(dynamo=True)
 
 Dim = int | str
 _EXTERNAL_BYTES = 1024
@@ -44,7 +44,7 @@ class Builder:
         return self._initializer(name, self.generator.normal(shift, scale, shape).astype(np.float32))
 
     def value(self, number: Any, dtype: Any = np.float32) -> str:
-        """A small initializer; equal ones are shared, as the exporter's are."""
+        """A small initializer; equal ones are shared, as in exported models."""
         array = np.asarray(number, dtype)
         key = repr((array.dtype.str, array.shape)).encode() + array.tobytes()
         if key not in self._shared:
@@ -56,7 +56,7 @@ class Builder:
         return name
 
     def __call__(self, op_type: str, *inputs: str, outputs: int = 1, name: str = "", **attributes: Any) -> Any:
-        """Adds a node; returns the name of its output, or of each."""
+        """Adds a node; returns the name of its output, or a list of names."""
         stem = name or op_type.lower()
         count = self._named[stem] = self._named.get(stem, -1) + 1
         base = stem if count == 0 else f"{stem}_{count}"
@@ -79,14 +79,14 @@ class Builder:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
         for value in inferred.graph.value_info:
             for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param.startswith("unk__"):  # names that inference made up
+                if dim.dim_param.startswith("unk__"):  # names made up by inference
                     dim.ClearField("dim_param")
         onnx.checker.check_model(inferred, full_check=True)
         return inferred
 
 
 def write(model: ModelProto, path: str | os.PathLike[str]) -> None:
-    """Writes a model, its larger weights beside it in `<name>.data`, as exporters do."""
+    """Writes a model, with its larger weights next to it in `<name>.data`, like exporters."""
     target = Path(path)
     data = target.with_name(f"{target.name}.data")
     data.unlink(missing_ok=True)  # onnx appends to it
@@ -94,4 +94,4 @@ def write(model: ModelProto, path: str | os.PathLike[str]) -> None:
     copy.CopyFrom(model)
     onnx.save(copy, str(target), save_as_external_data=True, location=data.name, size_threshold=_EXTERNAL_BYTES)
     if data.exists():
-        data.chmod(target.stat().st_mode & 0o777)  # onnx lets nobody but its writer read it
+        data.chmod(target.stat().st_mode & 0o777)  # onnx makes it readable by its owner only

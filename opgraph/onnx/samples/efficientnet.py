@@ -1,4 +1,4 @@
-"""An EfficientNet in small: five op types, SiLU as Sigmoid and Mul, and squeeze gates that look like it but are not."""
+"""A small EfficientNet: five op types, SiLU as Sigmoid and Mul, and squeeze gates that resemble SiLU but are not."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _STEM, _HEAD = 32, 320
 def efficientnet(size: int = 64) -> ModelProto:
     """The model: `pixel_values` f32[batch,3,size,size] -> `features` f32[batch,320,1,1].
 
-    Each block is expansion, depthwise convolution and projection; SiLU after the first two; between them a gate of
-    the channels by Sigmoid of their squeezed means. Batch norms are folded into the convolutions.
+    Each block is expansion, depthwise convolution and projection, with SiLU after the first two. In between, Sigmoid of
+    the squeezed channel means gates the channels. Batch norms are folded into the convolutions.
     Source: Tan and Le, arXiv 1905.11946; Hu et al., arXiv 1709.01507.
     """
     net = Builder("efficientnet", seed=1)

@@ -1,4 +1,4 @@
-"""A Llama in small, as exporters write it: norms, rotary positions, grouped attention and SwiGLU in primitive ops."""
+"""A small Llama, as exporters write it: norms, rotary positions, grouped attention and SwiGLU in primitive ops."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _rotary(net: Builder, positions: str) -> tuple[str, str]:
 
 
 def _causal_mask(net: Builder, positions: str) -> str:
-    """0 where a position may look, -inf where not; f32[seq,seq]."""
+    """0 where a position may attend, -inf elsewhere; f32[seq,seq]."""
     later = net("Unsqueeze", positions, net.value([1], "int64"))
     allowed = net("LessOrEqual", net("Unsqueeze", positions, net.value([0], "int64")), later, name="le")
     return str(net("Where", allowed, net.value(0.0), net.value(-math.inf), name="mask"))
@@ -76,7 +76,7 @@ def _attention(net: Builder, x: str, name: str, cosine: str, sine: str, mask: st
     key = _rotated(net, _heads(net, x, f"{name}.k_proj", KV_HEADS), cosine, sine)
     value = _heads(net, x, f"{name}.v_proj", KV_HEADS)
     key, value = _repeated(net, key), _repeated(net, value)
-    # Both factors carry the square root of the scale, as scaled_dot_product_attention is taken apart.
+    # Both factors carry the square root of the scale, as in the decomposition of scaled_dot_product_attention.
     root = net.value(_HEAD**-0.25)
     scores = net("MatMul", net("Mul", query, root), net("Mul", net("Transpose", key, perm=[0, 1, 3, 2]), root))
     weights = net("Softmax", net("Add", scores, mask), axis=-1)
@@ -101,7 +101,7 @@ def _rotated(net: Builder, x: str, cosine: str, sine: str) -> str:
 
 
 def _repeated(net: Builder, x: str) -> str:
-    """Each key and value head serves several query heads."""
+    """Repeats each key or value head for several query heads."""
     shape = net("Shape", x)
     batch, _, seq, _ = net("Split", shape, num_outputs=4, outputs=4, axis=0)
     groups = net.value([HEADS // KV_HEADS], "int64")
