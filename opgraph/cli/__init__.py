@@ -1,4 +1,4 @@
-"""The command line: one module per command, none of which is imported before it is needed."""
+"""The command line: one module per command, imported only when needed."""
 
 from opgraph.cli.main import main
 

@@ -1,4 +1,4 @@
-"""Whether two results agree: bit by bit, or both equally near to the float64 truth."""
+"""Compares two results: they agree if they are equal, or both equally near to the float64 truth."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Judged:
     """One output of two runs.
 
     Attributes:
-        apart: how far the second is from the first.
-        same_bits: whether they are equal bit by bit: 0 and -0, or two kinds of nan, are no distance apart.
-        first, second: how far each is from the truth; None where no output of the two differs.
+        apart: the distance of the second from the first.
+        same_bits: True if they are equal bit by bit. 0 and -0, or two kinds of nan, differ in bits at distance 0.
+        first, second: the distance of each from the truth; None if no output of the two differs.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Judged:
 
     @property
     def difference(self) -> str:
-        """How far the second is from the first, in words."""
+        """The distance of the second from the first, as text."""
         if not self.apart.count:
             return NO_ELEMENTS
         if self.apart.absolute:
@@ -49,7 +49,7 @@ class Judged:
 
     @property
     def agrees(self) -> bool:
-        """The same bits, or the second at most twice as far from the truth as the first (give or take one ulp)."""
+        """True if no value differs, or the second is at most twice as far from the truth as the first, plus one ulp."""
         if self.first is None or self.second is None:
             return self.apart.absolute == 0
         return self.second.is_within(self.first)
@@ -59,10 +59,10 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
     """Compares two runs.
 
     Args:
-        truth: computes the outputs in float64; only called where values differ. None: differing values disagree.
+        truth: computes the outputs in float64; only called if values differ. None: differing values disagree.
 
     Raises:
-        OpGraphError: an output has another shape in the second.
+        OpGraphError: an output has another shape in the second run.
         InvalidArguments: no output has an element.
     """
     for port in outputs:
@@ -95,7 +95,7 @@ def judged(outputs: Sequence[Port], first: Arrays, second: Arrays, truth: Callab
 
 
 def true_outputs(graph: Graph, feeds: Arrays) -> dict[str, np.ndarray]:
-    """The float64 reference of a graph, by output name; ONNX nodes are run by onnx's evaluator, in float64 too."""
+    """The float64 reference of a graph, by output name. onnx's evaluator runs ONNX nodes, also in float64."""
     return _by_name(graph, evaluate(graph, dict(feeds), foreign=foreign_of(graph)))
 
 
@@ -111,7 +111,7 @@ def _by_name(graph: Graph, results: Any) -> dict[str, np.ndarray]:
 
 
 def foreign_of(graph: Graph) -> Any:
-    """What runs the Wildcards of a graph in float64; None where it has none, so that onnx is not needed."""
+    """The function that runs a graph's Wildcards in float64; None if it has none, so that onnx is not needed."""
     carried = [op for op in graph.ops if op.kind == "Wildcard"]
     if not carried:
         return None
@@ -122,9 +122,9 @@ def foreign_of(graph: Graph) -> Any:
 
 
 def same_dtype_foreign(op: Op, arrays: Sequence[np.ndarray]) -> list[Any]:
-    """A Wildcard computed in its own precision (f16 and bf16 in f32), results rounded to the declared dtypes.
+    """Computes a Wildcard in its own precision (f16 and bf16 in f32), and rounds results to the declared dtypes.
 
-    What `evaluate(dtype=None)` does with native ops.
+    `evaluate(dtype=None)` does the same with native ops.
     """
     from opgraph.runtime.providers.onnx_evaluator import reference_foreign
 

@@ -1,4 +1,4 @@
-"""`opgraph bench [MODEL]`: this machine, or a model on it, against what a user would pick instead."""
+"""`opgraph bench [MODEL]`: measures this machine, or a model on it, against a user's alternatives."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _OF_ENTRIES = ("entries", "sizes", "dtypes", "cache")
 _OF_MODELS = ("inputs", "dim")
 #: Options that take one value at a time, and those that take a list.
 _REPEATED, _LISTS = ("entries", "peers", "without", "suite"), ("sizes", "dtypes")
-#: Elements: more fit into no memory that this was written for.
+#: The most elements; more do not fit into any memory that this was written for.
 _LARGEST = 1 << 36
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument("model", metavar="MODEL", nargs="?", help="an ONNX file, a oneDNN graph file or a text form")
     what = parser.add_argument_group("what is measured")
     what.add_argument(
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         raise (
             error if isinstance(error, UsageError) else UsageError(error.what, where=error.where, fix=error.fix)
         ) from None
-    except (KeyboardInterrupt, OpGraphError):  # what took so long is shown in any case
+    except (KeyboardInterrupt, OpGraphError):  # results that took so long are shown in any case
         if kept and (kept[-1].rows or kept[-1].figures):
             _print(kept[-1])
         raise
@@ -124,7 +124,7 @@ def _dtypes(text: str | None) -> tuple[str, ...]:
 
 
 def _check_together(args: argparse.Namespace) -> None:
-    """That nothing is asked for that would be passed over."""
+    """Refuses options that would have no effect."""
     if args.list:
         refuse_passed_over(
             {"MODEL": args.model, "--from": args.read, "--json": args.json, "--plot": args.plot},
@@ -159,10 +159,10 @@ def _is_given(value: object) -> bool:
 
 
 def _given_again(args: argparse.Namespace, names: Sequence[str]) -> str:
-    """How to say it where MODEL was meant as one more value of an option that takes one at a time.
+    """The fix for a MODEL that was meant as one more value of an option that takes one at a time.
 
     Args:
-        names: the options given that are about suites.
+        names: the given options that apply to suites.
     """
     if os.path.exists(args.model):
         return "leave it out, or leave out the model"
@@ -183,7 +183,7 @@ def _is_suite(name: str) -> bool:
 
 
 def _asks_for_entries(suites: list[str] | None) -> bool:
-    """Whether suites of entries are among these; or names that there are not, which is told later."""
+    """True if these include suites of entries, or unknown names, which are refused later."""
     from opgraph.bench.plan import BY_NAME, ENTRY_SUITES, GROUPS, OTHER_SUITES
 
     named = [member for name in suites or ("all",) for member in GROUPS.get(name, (name,))]
@@ -191,7 +191,7 @@ def _asks_for_entries(suites: list[str] | None) -> bool:
 
 
 def _check_outputs(json: str | None, folder: str | None, reads: tuple[str | None, ...]) -> None:
-    """Before minutes of measuring: that there is a place for what comes out, and something to draw with."""
+    """Checks before minutes of measuring that outputs can be written, and that a plotting library is there."""
     if json is not None:
         check_place(json, "--json", reads=reads)
     if folder is None:
@@ -213,14 +213,14 @@ def _read(path: str) -> Results:
 def _measured(
     args: argparse.Namespace, sizes: tuple[int, ...], dtypes: tuple[str, ...], kept: list[Results]
 ) -> Results:
-    """What was asked for; `kept` gets what there is of it, for a run that is stopped."""
+    """Runs the requested measurements; `kept` receives the results so far, for a run that is stopped."""
     from opgraph.bench import run as bench_run
 
     if args.model:
         from opgraph.cli.bench_model import of_model
 
         return of_model(args)
-    of_entries = args.entries or args.sizes or args.dtypes  # which say nothing to the other suites
+    of_entries = args.entries or args.sizes or args.dtypes  # these do not apply to the other suites
     suites = tuple(args.suite or ("entries" if of_entries else "all",))
     budget = args.budget
     if budget is None and args.quick:
@@ -247,7 +247,7 @@ def _measured(
 
 
 def _keep(path: str | None, results: Results, kept: list[Results]) -> None:
-    """What there is so far; why it cannot be written is told at the end."""
+    """Keeps and writes the results so far. A write error is reported at the end."""
     kept[:] = [results]
     if path:
         with contextlib.suppress(OSError):

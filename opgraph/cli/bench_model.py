@@ -1,4 +1,4 @@
-"""`opgraph bench MODEL`: one model in every way to run it that there is on this machine."""
+"""`opgraph bench MODEL`: measures one model in every way to run it on this machine."""
 
 from __future__ import annotations
 

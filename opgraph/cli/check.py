@@ -1,4 +1,4 @@
-"""`opgraph check A [B]`: every device against the float64 reference, or file B against A."""
+"""`opgraph check A [B]`: compares every device with the float64 reference, or file B with A."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from opgraph.runtime.compiled_partition import nobody_runs
 from opgraph.runtime.engine import Engine, engine_of
 from opgraph.runtime.reference import evaluate
 
-#: Rows of the table: the tensors farthest from the truth.
+#: The most rows of the table, which shows the tensors farthest from the truth.
 MAX_ROWS = 12
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument("model", metavar="A", help="an ONNX file, a oneDNN graph file or a text form")
     parser.add_argument("other", metavar="B", nargs="?", help="an ONNX file to compare with A in onnxruntime")
     feeding_arguments(parser)
@@ -58,9 +58,9 @@ class Row:
     Attributes:
         where: "partition 3", or "whole model".
         kind: of the partition; "" for the whole model.
-        off: how far the device is from float64.
-        peer: how far NumPy is, with the same formulas in the same dtype on the same inputs.
-        stage: of the first tensor that is wrong, where opgraph made it: the first stage that is.
+        off: the distance of the device from float64.
+        peer: the distance of NumPy from float64, with the same formulas in the same dtype on the same inputs.
+        stage: the first wrong stage; only for the first wrong tensor, if a fused partition made it.
     """
 
     where: str
@@ -73,20 +73,20 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether the device is near enough."""
-        # How a library sums is its own affair: it is held to half of the digits, our kernels to the slack rule.
+        """True if the device is near enough."""
+        # Libraries may sum in any way, so half of the digits must agree; opgraph's kernels must meet the slack rule.
         if self.kind == LIBRARY and self.off.unequal is None:
             return self.off.has_half_the_digits(self.tensor.dtype)
         return self.off.is_within(self.peer)
 
     @property
     def distance(self) -> float:
-        """How far it is from float64, in the units that `told` tells it in."""
+        """The distance from float64, in the units of `told`."""
         return self.off.ulp if self.kind == FUSED else self.off.scaled
 
     @property
     def told(self) -> tuple[str, str]:
-        """The two distances in words."""
+        """The two distances as text."""
         if self.kind == FUSED and self.off.count:
             return tuple(f"{number(d.absolute)} ({number(d.ulp)} ulp)" for d in (self.off, self.peer))  # type: ignore[return-value]
         return str(self.off), str(self.peer)
@@ -146,12 +146,12 @@ def _devices() -> list[str]:
 def _partition_rows(
     partitions: Sequence[Partition], engine: Engine, truth: Mapping[int, np.ndarray], step: Step
 ) -> list[Row]:
-    """Runs each partition by itself, on true inputs rounded to their dtypes, so that no error is passed on."""
+    """Runs each partition alone, on true inputs rounded to their dtypes, so that errors do not propagate."""
     rows: list[Row] = []
     for part in partitions:
         step(f"running partition {part.id + 1} of {len(partitions)} on {engine}")
         if not all(isinstance(truth[t.id], np.ndarray) for t in part.input_ports):
-            continue  # a sequence, whose dtype no graph tells: the whole model's run covers it
+            continue  # a sequence, whose dtype no graph states: the run of the whole model covers it
         alone, feeds, exact, peer = _by_reference(part, truth)
         made = _all_outputs(alone, compile(alone, engine)({t: _on(engine, a) for t, a in feeds.items()}))
         ops = ", ".join(op.label for op in part.ops[:4]) + (" ..." if len(part.ops) > 4 else "")
@@ -169,7 +169,7 @@ def _partition_rows(
 def _by_reference(
     part: Partition, truth: Mapping[int, np.ndarray]
 ) -> tuple[Graph, dict[int, np.ndarray], list[Any], list[Any]]:
-    """A partition as a graph, its inputs, and its outputs by the reference in float64 and in their own dtypes."""
+    """A partition as a graph, its inputs, and its reference outputs in float64 and in their own dtypes."""
     alone = graph_of(part)
     feeds = {t.id: _rounded(truth[t.id], t) for t in part.input_ports}
     exact = _all_outputs(alone, evaluate(alone, feeds, foreign=foreign_of(alone)))
@@ -179,7 +179,7 @@ def _by_reference(
 def _wrong_between(
     graph: Graph, partitions: Sequence[Partition], feeds: Mapping[str, np.ndarray], truth: Mapping[int, np.ndarray]
 ) -> str:
-    """The first wrong stage where the whole is wrong, and each partition by itself computes what its ops say."""
+    """The first wrong stage if the whole model is wrong although each partition alone computes its ops correctly."""
     peer: dict[int, np.ndarray] = {}
     evaluate(graph, feeds, dtype=None, foreign=same_dtype_foreign, watch=lambda t, a: peer.update({t.id: a}))
     for part in partitions:

@@ -1,4 +1,4 @@
-"""One ONNX file against another in onnxruntime: their outputs, and the first value of one name that differs."""
+"""Compares two ONNX files in onnxruntime: their outputs, and the first value of the same name that differs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far one result is from another, in units in the last place, and whether that is far."""
+"""The distance of one result from another in units in the last place, and rules for acceptable distances."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from opgraph.ir import dtypes
 #: A result may be this many times as far from the float64 truth as the same formula in the same dtype elsewhere.
 SLACK = 2.0
 
-#: What stands for a distance where there is none.
+#: The text for the distance of tensors without elements.
 NO_ELEMENTS = "no elements"
 
-#: Dtypes whose values are right or wrong, where those of quantized ones are rounded.
+#: Dtypes whose values are either right or wrong; values of quantized dtypes are rounded.
 _COUNTED = ("boolean", "s32", "s64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """How far a tensor is from the truth.
+    """The distance of a tensor from the truth.
 
     Attributes:
         absolute: largest absolute difference; inf where one is nan or infinite and the other is not.
-        ulp: the largest difference in units in the last place of the tensor's dtype at each true value. Where terms
-            cancel it is large for the best of methods; `scaled` is not.
-        index: where `ulp` is largest.
+        ulp: the largest difference in units in the last place of the tensor's dtype at each true value. If terms
+            cancel, it is large even for the best methods; `scaled` is not.
+        index: the element with the largest `ulp`.
         values: result and truth there.
         resolution: the unit in the last place at the largest true magnitude.
-        largest: the largest difference of those that are finite.
-        beyond: which elements differ by inf: a bit for each, or None where none does.
-        count: how many elements were compared.
-        unequal: how many elements differ, of a dtype whose values are right or wrong (booleans, s32, s64); else None.
+        largest: the largest finite difference.
+        beyond: a bit for each element, set if it differs by inf; None if no element does.
+        count: the number of elements compared.
+        unequal: the number of differing elements, if values are right or wrong (booleans, s32, s64); else None.
     """
 
     absolute: float
@@ -50,10 +50,10 @@ class Distance:
     count: int = 1
 
     def is_within(self, peer: Distance) -> bool:
-        """The slack rule: at most twice as far from the truth as a peer, give or take one unit at the largest value.
+        """The slack rule: at most twice as far from the truth as a peer, plus one unit at the largest value.
 
-        An element that is nan or infinite in the peer alone counts for that element, not for the others. Of booleans
-        and counted values (s32, s64) there is no near miss: at most twice as many elements may be wrong.
+        An element that is nan or infinite in the peer alone excuses that element, not the others. Booleans and counted
+        values (s32, s64) have no near misses: at most twice as many elements as in the peer may be wrong.
         """
         if self.unequal is not None and peer.unequal is not None:
             return self.unequal <= SLACK * peer.unequal
@@ -67,9 +67,9 @@ class Distance:
         return self.absolute / self.resolution if self.absolute else 0.0
 
     def has_half_the_digits(self, dtype: str) -> bool:
-        """Whether the result keeps half of the dtype's digits, relative to the largest true magnitude.
+        """True if the result keeps half of the dtype's digits, relative to the largest true magnitude.
 
-        Of a quantized dtype: whether it is one unit off at most.
+        For a quantized dtype: True if it is at most one unit off.
         """
         info = _float_info(dtype)
         bits = 0 if info is None else info.nmant
@@ -85,7 +85,7 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
     Args:
         result: an array of `dtype`.
         truth: the same in `dtype`, or in float64.
-        dtype: in whose units in the last place the distance is told; for integers and booleans the unit is 1.
+        dtype: the distance is in units in the last place of this dtype; for integers and booleans the unit is 1.
 
     nan equals nan. A true value beyond the dtype's range counts as the infinity that it rounds to.
     """
@@ -98,7 +98,7 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
         finite = np.isfinite(got) & np.isfinite(rounded)
         same = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
         gap = np.where(finite, np.abs(got - want), np.where(same, 0.0, np.inf))
-        if result.dtype.kind in "biu" and truth.dtype.kind in "biu":  # float64 does not tell all of s64 apart
+        if result.dtype.kind in "biu" and truth.dtype.kind in "biu":  # float64 does not hold every s64
             gap = np.where(result != truth, np.maximum(gap, 1.0), 0.0)
         unit = spacing(want, dtype)
         ulps = np.where(finite, gap / unit, gap)
@@ -119,7 +119,7 @@ def distance(result: np.ndarray, truth: np.ndarray, dtype: str) -> Distance:
 
 
 def refuse_empty(distances: Iterable[Distance], model: str) -> None:
-    """Raises InvalidArguments where tensors were compared, and none of them has an element."""
+    """Raises InvalidArguments if tensors were compared, and none of them has an element."""
     counts = [d.count for d in distances]
     if counts and not any(counts):
         raise InvalidArguments(
@@ -134,13 +134,13 @@ def _exact(value: Any) -> float | int:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays of one dtype and shape are equal bit by bit, signs of zeros and nan included."""
+    """True if two arrays of one dtype and shape are equal bit by bit, signs of zeros and nan included."""
     left, right = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (a, b))
     return np.array_equal(left, right)
 
 
 def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
-    """The distance between neighbouring numbers of a dtype at these values (f64); subnormals keep the smallest."""
+    """The distance between neighbouring numbers of a dtype at these values (f64); for subnormals, the smallest one."""
     info = _float_info(dtype)
     if info is None:
         return np.ones_like(values)
@@ -150,7 +150,7 @@ def spacing(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _float_info(dtype: str) -> Any:
-    """The limits of a dtype of floats, those of 8 bits among them; None of any other."""
+    """The limits of a float dtype, 8-bit floats included; None for other dtypes."""
     record = dtypes.get(dtype)
     if not record.is_float and not record.name.startswith("f8"):
         return None
@@ -158,7 +158,7 @@ def _float_info(dtype: str) -> Any:
 
 
 def whole_number(value: float) -> str:
-    """A value of a tensor, with as many digits as tell it from the next one in f32; integers with all."""
+    """A tensor's value as text, with enough digits to distinguish it from the next in f32; integers with all digits."""
     return str(value) if isinstance(value, int) else f"{value:.9g}"
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opgraph.onnx.draft import Summary
     from opgraph.partition.partition import Partition
 
-#: Model -> sizes of its symbolic dimensions, and one line on what it shows.
+#: Model -> sizes of its symbolic dimensions, and one line that describes it.
 MODELS = {
     "efficientnet": ("batch=2", "convolutions, SiLU, squeeze gates"),
     "llama": ("batch=2 seq=64", "attention, RMSNorm, SwiGLU"),
@@ -44,7 +44,7 @@ TIMING_BUDGET = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What was done with one model. Distances and times: original in onnxruntime, fused in onnxruntime, opgraph."""
+    """The results of one model. Distances and times are of: original in onnxruntime, fused in onnxruntime, opgraph."""
 
     summary: Summary
     partitions: Sequence[Partition]
@@ -54,12 +54,12 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Whether both results of opgraph are as near to the truth as the original is."""
+        """True if both results of opgraph are as near to the truth as the original is."""
         return all(off.is_within(self.off[0]) for off in self.off[1:])
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument("--folder", default="opgraph-demo", help="where the models go (default: %(default)s)")
     parser.add_argument(
         "--torch-compile", action="store_true", help="put torch.compile beside the others; it takes half a minute"
@@ -120,7 +120,7 @@ def _outcome(
     results.append({output.name: executable(feeds)})
     far = [distance(result[output.name], truth[output.name], output.dtype) for result in results]
     step(f"{name}: timing it three ways")
-    # A buffer for the result, as onnxruntime's arena keeps one from run to run.
+    # The result's buffer is reused, because onnxruntime's arena also keeps one from run to run.
     buffer = np.empty_like(results[2][output.name])
     calls = [before.caller(feeds), after.caller(feeds), executable.bind(feeds, out=buffer)]
     return Outcome(

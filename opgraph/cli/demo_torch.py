@@ -1,4 +1,4 @@
-"""The first part of `opgraph demo`: a trainable activation in PyTorch, and what it takes to train with it."""
+"""The first part of `opgraph demo`: a trainable activation in PyTorch, and its memory and time in training."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ The first part, a trainable activation in PyTorch, is left out: %s. To see it: p
 
 
 def run(folder: Path, *, torch_compile: bool) -> None:
-    """Measures and prints, or says in a line why not.
+    """Measures and prints, or prints in one line why not.
 
     Args:
-        folder: where the source of the activation goes.
-        torch_compile: whether torch.compile takes part.
+        folder: the folder for the source of the activation.
+        torch_compile: True: includes torch.compile.
 
     Raises:
         OpGraphError: the fused activation computes something else.
@@ -87,7 +87,7 @@ def run(folder: Path, *, torch_compile: bool) -> None:
 
 
 def _missing() -> str:
-    """Why there is no PyTorch to be used; empty where there is."""
+    """The reason why PyTorch cannot be used; empty if it can."""
     if find_spec("torch") is None:
         return "PyTorch is not installed"
     try:

@@ -1,4 +1,4 @@
-"""Where everything stands in the picture of a partitioned graph: a box for each partition, its ops inside."""
+"""Lays out the picture of a partitioned graph: a box for each partition, with its ops inside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 from opgraph.partition.partition import Partition
 
-#: Graphs of more ops are drawn with their partitions closed.
+#: Graphs with more ops are drawn with their partitions closed.
 MAX_OPS_OPEN = 1500
 
 _OP_HEIGHT, _PORT_HEIGHT, _HEADER, _PADDING, _PILL_HEIGHT = 34.0, 13.0, 22.0, 10.0, 28.0
@@ -34,7 +34,7 @@ _GAP, _RANK_GAP, _BOX_GAP, _BOX_RANK_GAP = 14.0, 20.0, 26.0, 46.0
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """A partition laid out by itself: coordinates from its box's upper left corner."""
+    """The layout of one partition; coordinates are relative to its box's upper left corner."""
 
     size: tuple[float, float]
     nodes: list[Node]
@@ -47,10 +47,10 @@ def diagram(graph: Graph, partitions: Sequence[Partition], *, kept: Mapping[str,
     """The picture of a finalized graph.
 
     Args:
-        kept: name of an input or output that is kept for backward -> what to write beside its type. Where given, all
-            inputs stand at the top and all outputs at the bottom.
+        kept: name of an input or output that is kept for backward -> text next to its type. If given, all inputs are
+            at the top and all outputs at the bottom.
 
-    Long names are shortened, and characters that cannot be printed are escaped; `details` hold more of them.
+    Long names are shortened, and characters that cannot be printed are escaped; `details` hold longer names.
     """
     open_boxes = len(graph.ops) <= MAX_OPS_OPEN
     insides = [_inside(part) if open_boxes else _closed(part) for part in partitions]
@@ -105,7 +105,7 @@ def _name(tensor: LogicalTensor) -> str:
 
 
 def _told(tensor: LogicalTensor, kept: Mapping[str, str]) -> str:
-    """What stands below the name of an input or output."""
+    """The text below the name of an input or output."""
     name = _name(tensor)
     return f"{type_text(tensor)} · {kept[name]}" if name in kept else type_text(tensor)
 
@@ -165,7 +165,7 @@ def _inside(part: Partition) -> _Inside:
 
 
 def _closed(part: Partition) -> _Inside:
-    """A partition of which only the outside is drawn."""
+    """A closed partition: only its outside is drawn."""
     counts = Counter(str(op.attrs.get("onnx_op", op.kind)) for op in part.ops)
     text = ", ".join(f"{kind} {n}" if n > 1 else kind for kind, n in counts.most_common(3))
     text = printable(text + (" ..." if len(counts) > 3 else ""), 40)
@@ -196,7 +196,7 @@ def _border(
     *,
     up: bool = True,
 ) -> Point:
-    """Where a tensor crosses the border of a box or pill: its top, or else its bottom."""
+    """The point where a tensor crosses the border of a box or pill: at its top, or else at its bottom."""
     x, y = corners[node]
     width, height = sizes[node]
     offset = width / 2

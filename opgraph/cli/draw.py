@@ -1,6 +1,6 @@
-"""Writing a diagram as SVG, or as one HTML page that needs nothing else.
+"""Writes a diagram as SVG, or as one self-contained HTML page.
 
-Every text goes through ElementTree, which escapes it; `printable` has already removed what XML cannot hold.
+ElementTree escapes every text; `printable` has already removed characters that XML does not allow.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def draw(graph: Graph, partitions: Sequence[Partition], path: str, title: str, s
     svg = svg_of(diagram(graph, partitions), title, summary)
     text = ElementTree.tostring(svg if suffix == ".svg" else _page(svg, title), encoding="unicode")
     if suffix == ".html":
-        # The script holds no text of the graph; as XML its < and & would be escaped, as HTML they must not be.
+        # The script contains no text of the graph. XML would escape its < and &, but HTML requires them unescaped.
         text = "<!DOCTYPE html>\n" + text.replace("<script />", f"<script>{_SCRIPT}</script>")
     write_whole(path, text)
 
@@ -108,7 +108,7 @@ def svg_of(picture: Diagram, title: str, summary: str) -> ElementTree.Element:
         _edge(group, edge)
     for node in picture.nodes:
         _node(group, node)
-    # Last, with a halo: edges may pass behind these.
+    # Drawn last, with a halo: edges may pass behind these.
     for box in picture.boxes:
         _text(group, (box.corner[0] + 8, box.corner[1] + 13), box.header, f"head halo on-{box.kind}")
     for edge in picture.edges:

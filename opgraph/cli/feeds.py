@@ -1,4 +1,4 @@
-"""Arrays to run a model with: drawn at random for declared shapes, or read from a file."""
+"""Input arrays of a model: drawn at random for declared shapes, or read from a file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from opgraph.errors import InvalidArguments, ModelError
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import Dims
 
-#: Sizes that symbols get in order of appearance, unless told otherwise: small, and different, so that a mix-up shows.
+#: Default sizes of symbols, in order of appearance: small, and different, so that a mix-up shows.
 SMALL_SIZES = (2, 16, 6, 10, 12, 7, 9, 5)
-#: Of 8 bytes; NumPy counts no more bytes.
+#: Elements of 8 bytes; NumPy cannot count more bytes.
 _MOST_ELEMENTS = np.iinfo(np.intp).max // 8
 _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -42,7 +42,7 @@ class Port:
 
 
 def feeding_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a model is run with."""
+    """Adds the arguments for the inputs of a model."""
     parser.add_argument(
         "--inputs", metavar="F.npz", help="arrays to run with, by input name (default: seeded random ones)"
     )
@@ -56,7 +56,7 @@ def feeding_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def feeds_for(args: argparse.Namespace, ports: Sequence[Port]) -> dict[str, np.ndarray]:
-    """Arrays for every port, as the command line asks for them.
+    """Returns the arrays for all ports that the command line specifies.
 
     Raises:
         OpGraphError: as `read_feeds`, `sizes_for` and `random_feeds`.
@@ -68,10 +68,10 @@ def feeds_for(args: argparse.Namespace, ports: Sequence[Port]) -> dict[str, np.n
 
 
 def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
-    """`--dim batch=4` arguments.
+    """Parses `--dim batch=4` arguments.
 
     Raises:
-        UsageError: not of that form.
+        UsageError: an argument does not have that form.
     """
     sizes = {}
     for text in texts:
@@ -103,11 +103,11 @@ def sizes_for(ports: Iterable[Port], given: Mapping[str, int]) -> dict[str, int]
 
 
 def random_feeds(ports: Iterable[Port], sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
-    """Seeded inputs: floats from N(0, 1), integers 0 or 1 (valid as index, mask and token alike), booleans; quantized
-    values as the floats or integers that they are.
+    """Seeded inputs: floats from N(0, 1), integers 0 or 1 (valid as index, mask and token), booleans; quantized values
+    like the floats or integers that they are.
 
     Args:
-        sizes: of symbols, as `sizes_for` gives them.
+        sizes: of symbols, from `sizes_for`.
 
     Raises:
         InvalidArguments: an input has an unknown number of dimensions, a dtype that cannot be drawn, or more elements
@@ -152,7 +152,7 @@ def _size(dim: int | str | None, sizes: Mapping[str, int], name: str) -> int:
 
 
 def _computed(node: ast.AST, sizes: Mapping[str, int]) -> int:
-    """The value of "seq + 1"; a model's text is never evaluated as Python."""
+    """Computes a dimension like "seq + 1"; a model's text is never evaluated as Python."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name) and node.id in sizes:
@@ -163,7 +163,7 @@ def _computed(node: ast.AST, sizes: Mapping[str, int]) -> int:
 
 
 def read_feeds(path: str, ports: Iterable[Port]) -> dict[str, np.ndarray]:
-    """Arrays from an .npz file, by input name; names that no input has are left out.
+    """Reads arrays from an .npz file, by input name; names that no input has are ignored.
 
     Raises:
         ModelError: no .npz file, or one that holds Python objects.
@@ -176,7 +176,7 @@ def read_feeds(path: str, ports: Iterable[Port]) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             stored = {name: archive[name] for name in archive.files}
-    except Exception as error:  # NumPy, zipfile and zlib each have their own
+    except Exception as error:  # NumPy, zipfile and zlib each raise their own errors
         raise ModelError(f"no .npz file: {error}", where=path, fix="write it with numpy.savez") from None
     feeds = {}
     for port in ports:
@@ -189,8 +189,8 @@ def read_feeds(path: str, ports: Iterable[Port]) -> dict[str, np.ndarray]:
 
 
 def _with_own_dtype(array: np.ndarray, port: Port) -> np.ndarray:
-    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # onnxruntime takes the bytes as they lie
-    # NumPy stores the types of ml_dtypes as opaque bytes ("|V2"), and many keep their bits as unsigned integers.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)  # onnxruntime ignores the byte order
+    # NumPy stores the types of ml_dtypes as opaque bytes ("|V2"), and many users store their bits as unsigned integers.
     target = dtypes.BY_NAME.get(port.dtype)
     if target is None or array.dtype == target.numpy or array.dtype.itemsize != target.itemsize:
         return array

@@ -1,4 +1,4 @@
-"""What a picture of a graph is made of: nodes, boxes around them, and edges, each with its place."""
+"""The elements of a graph's picture: nodes, boxes around them, and edges, each with its position."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from opgraph.cli.layered import Point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """An op, or an input or output of the graph: its place, what stands on it, and what a pointer over it shows."""
+    """An op, or an input or output of the graph: its position, its text, and its tooltip (`details`)."""
 
     centre: Point
     size: tuple[float, float]
@@ -32,7 +32,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A tensor on its way; `label` is centred below where it leaves a partition."""
+    """The path of a tensor; `label` is centred below the point where it leaves a partition."""
 
     points: list[Point]
     details: str

@@ -1,4 +1,4 @@
-"""Where two ONNX files part: the first value that both name and that differs, and the first that is wrong."""
+"""Finds where two ONNX files diverge: the first value of the same name that differs, and the first that is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgraph.runtime.reference import evaluate
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A value of both files: how far B's is from A's."""
+    """A value of both files, and the distance of B's from A's."""
 
     name: str
     dtype: str
@@ -36,12 +36,12 @@ def first_differences(
 ) -> tuple[Difference | None, Difference | None]:
     """The first value that differs, and the first that is at least twice as far from float64 as in A.
 
-    Values of one name are looked at in A's topological order; both files are run with all of them as outputs, which
-    may keep onnxruntime from fusing what lies between.
+    Values of the same name are compared in A's topological order. Both files run with all of them as outputs, which
+    may prevent onnxruntime from fusing the nodes in between.
 
     Args:
         library: of custom ops, for B.
-        judge: whether the second is wanted; the float64 reference is run for it.
+        judge: True: also finds the second value, for which the float64 reference is run.
 
     Raises:
         OpGraphError: a value has another dtype or shape in B.

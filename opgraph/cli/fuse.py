@@ -1,4 +1,4 @@
-"""`opgraph fuse IN -o OUT`: fuse and export; OUT is checked against IN in onnxruntime before it gets its name."""
+"""`opgraph fuse IN -o OUT`: fuses and exports. OUT is checked against IN in onnxruntime before it gets its name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMS = ("auto", "decomposed", "function", "standard", "contrib")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument("model", metavar="IN", help="an ONNX file")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="the ONNX file to write")
     parser.add_argument(
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         from opgraph.onnx.source import Source
         from opgraph.onnx.target import target_of
 
-        if args.ort_library is not None and isinstance(graph.source, Source):  # not over the data of IN either
+        if args.ort_library is not None and isinstance(graph.source, Source):  # must not overwrite the data of IN
             library_place(args.ort_library, target, graph.source.origin)
         with usage({"target": "--target", "keep": "--keep"}):
             target_of(args.target)

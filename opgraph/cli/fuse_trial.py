@@ -1,4 +1,4 @@
-"""Trying a fused model in onnxruntime: it must agree with its source, and be no slower; what slows it down is kept."""
+"""Tries a fused model in onnxruntime: it must agree with its source, and be no slower. Slower units stay unfused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opgraph.onnx.draft import Draft
     from opgraph.onnx.request import Request
 
-#: Seconds that one comparison in time may take; a suspicion is looked into for three times as long.
+#: Seconds for one timing comparison; a suspected slowdown is measured again for three times as long.
 BUDGET = 2.0
 
 
@@ -34,9 +34,9 @@ class Outcome:
 
     Attributes:
         draft: the model.
-        request: what was asked for, units that turned out slower kept.
-        rows: how its outputs compare with the source's; empty where nothing was run.
-        timing: the source, the model, and, with a library, the model without it; None where the source did not run.
+        request: the request, with the units that turned out slower added to `keep`.
+        rows: the comparison of its outputs with the source's; empty if nothing was run.
+        timing: the source, the model, and, with a library, the model without it; None if the source did not run.
     """
 
     draft: Draft
@@ -46,18 +46,18 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Whether every output does."""
+        """True if every output agrees."""
         return all(row.agrees for row in self.rows)
 
 
 def march_of(args: argparse.Namespace) -> str:
-    """The processors that a library is for, as the C++ compiler calls them."""
+    """The processors that a library supports, by the C++ compiler's name."""
     return args.march or "native"
 
 
 @dataclass(slots=True)
 class Trial:
-    """Files under temporary names beside OUT, and the source to compare them with."""
+    """Writes files under temporary names next to OUT, and compares them with the source."""
 
     args: argparse.Namespace
     graph: Graph
@@ -67,13 +67,13 @@ class Trial:
     feeds: Mapping[str, np.ndarray] | None = None
 
     def best(self, request: Request) -> Outcome:
-        """The model as asked for, less what makes it slower than its source."""
+        """Returns the requested model, without the units that make it slower than its source."""
         outcome = self.tried(request)
         if outcome.timing is None or not outcome.agrees or not outcome.timing.is_slower(1):
             return outcome
         slow, kept = outcome, request.keep
         names = [n for n, count in outcome.draft.summary.units.items() if count]
-        for name in names[::-1]:  # whole partitions first: they may stand in the way of onnxruntime's own fusions
+        for name in names[::-1]:  # whole partitions first: they may prevent onnxruntime's own fusions
             self.step(f"slower than IN: trying without {name}")
             other = self.tried(replace(request, keep=kept | {name}))
             if not other.agrees or other.timing is None:
@@ -86,7 +86,7 @@ class Trial:
         return _noted(self.tried(replace(request, keep=request.keep | frozenset(names))), slow)
 
     def tried(self, request: Request) -> Outcome:
-        """One way to write the model, checked, and timed if it agrees."""
+        """Writes and checks the model for one request, and times it if it agrees."""
         from opgraph.onnx.save import drafted, put
 
         self.step("fusing and writing")
@@ -95,7 +95,7 @@ class Trial:
         if self.args.unchecked:
             return outcome
         model = self.target.with_name(f".{self.target.name[:80]}.{secrets.token_hex(4)}.onnx")
-        # A process that has loaded a library keeps it under that name: each trial has its own.
+        # A process that has loaded a library keeps it under that name, so each trial has its own name.
         library = model.with_suffix(".so") if draft.library else None
         try:
             with self._named(model):
@@ -108,7 +108,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _named(self, model: Path) -> Iterator[None]:
-        """Errors name the file that was asked for, where it is written under a temporary name."""
+        """Replaces the temporary names in errors by the names of the requested files."""
         try:
             yield
         except OpGraphError as error:
@@ -127,7 +127,7 @@ class Trial:
         try:
             self.original = original = self.original or OnnxFile(self.args.model)
         except DeviceError as error:
-            # onnxruntime before 1.31 refuses f64 models with a swish, for one; what opgraph writes instead it may run.
+            # For example, onnxruntime before 1.31 refuses f64 models with a swish, but may run opgraph's form of them.
             note(f"{error.what}: OUT is compared with the same formulas in NumPy instead")
             want, got = numpy_outputs(self.graph, feeds), fused.run(feeds)
             return replace(outcome, rows=tuple(judged(fused.outputs, want, got, self._truth)))
@@ -148,7 +148,7 @@ class Trial:
         self.step("timing in onnxruntime")
         calls = [way.caller(feeds) for way in (original, *ways)]
         timing = timed(calls, BUDGET)
-        if timing.is_slower(1):  # once more, and longer: other work on the machine looks like this, too
+        if timing.is_slower(1):  # again, and longer: other work on the machine has the same effect
             timing = timed(calls, 3 * BUDGET, 600)
         return replace(outcome, timing=timing)
 
@@ -158,7 +158,7 @@ class Trial:
 
 
 def _farther(rows: Sequence[Judged]) -> list[Judged]:
-    """Of two runs of a model, with and without its library, the row of each output that is farther off."""
+    """For each output, the worse row of two runs of a model, with and without its library."""
     worst: dict[str, Judged] = {}
     for row in rows:
         known = worst.get(row.name)

@@ -1,4 +1,4 @@
-"""What is written on the parts of a diagram, and shown under a pointer: short, printable, one meaning each."""
+"""Labels and tooltips for the parts of a diagram: short, printable, with one meaning each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHAR, _SMALL_CHAR = 7.3, 5.5  # advance of one character of the two monospaced 
 
 
 def header(part: Partition) -> str:
-    """What stands above a box, as in: 3 fused · swish."""
+    """The text above a box, for example: 3 fused · swish."""
     runs = part.provider if part.kind == LIBRARY else ""
     counts = Counter(part.units)
     units = ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
@@ -53,17 +53,17 @@ def type_text(tensor: LogicalTensor) -> str:
 
 
 def text_width(text: str) -> float:
-    """How wide a title is."""
+    """The width of a title."""
     return len(text) * _CHAR
 
 
 def small_width(text: str) -> float:
-    """How wide small print is."""
+    """The width of small print."""
     return len(text) * _SMALL_CHAR
 
 
 def subtitle_of(op: Op) -> str:
-    """What stands below an op's kind: the numbers that it takes, else its name."""
+    """The text below an op's kind: its constant numbers, else its name."""
     numbers = [t.data.item() for t in op.inputs if t.data is not None and t.data.size == 1]
     if numbers:
         return "with " + ", ".join(f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers)

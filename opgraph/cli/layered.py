@@ -1,7 +1,7 @@
 """Layered layout of an acyclic graph: ranks by longest path, few crossings, straight edges.
 
-The steps are Sugiyama's (Sugiyama, Tagawa, Toda 1981): an edge across several ranks goes through one invisible place in
-each, the order within ranks follows the median of the neighbours (Eades and Wormald 1994), and positions minimise the
+The steps are Sugiyama's (Sugiyama, Tagawa, Toda 1981). An edge across several ranks goes through one dummy node in each
+rank. The order within ranks follows the median of the neighbours (Eades and Wormald 1994). Positions minimise the
 squared distance to the neighbours without changing the order, by pooling adjacent violators.
 """
 
@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 _ORDER_SWEEPS = 12
 _PLACE_SWEEPS = 12
-#: How much more a stretch of an edge between two invisible places wants to be straight (Gansner et al. 1993).
+#: The weight of an edge's segment between two dummy nodes, so that it becomes straighter (Gansner et al. 1993).
 _STRAIGHT = 8.0
 
 
@@ -51,8 +51,8 @@ def layered(
         sizes: width and height of each node.
         edges: from, to; acyclic.
         gap, rank_gap: least distance between neighbours in a rank, and between ranks.
-        first, last: nodes that stand alone in the first, or last, rank.
-        bundles: edges from one node with equal entries run together until they part; by default all of one node do.
+        first, last: nodes that are alone in the first, or last, rank.
+        bundles: edges from one node with equal entries share a path until they diverge; by default all edges of a node.
     """
     ranks = _ranks(len(sizes), edges, set(first), set(last))
     widths = [w for w, _ in sizes]
@@ -71,7 +71,7 @@ def layered(
     centres = [(xs[n], sum(bands[level_of[n]]) / 2) for n in range(len(sizes))]
     routes = []
     for start, *between, end in chains:
-        # Straight down past the nodes of a rank, so that no edge cuts their corners.
+        # Edges go straight down past the nodes of a rank, so that no edge cuts their corners.
         passed = [(xs[n], y) for n in between for y in bands[level_of[n]]]
         routes.append([centres[start], *passed, centres[end]])
     width = max((x + w / 2 for x, w in zip(xs, widths, strict=True)), default=0.0)
@@ -95,7 +95,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]], first: set[int], last: 
         for other in after[node]:
             ranks[other] = max(ranks[other], ranks[node] + 1)
     sources = set(range(count)) - {b for _, b in edges} - first
-    for node in order:  # what has no input stands right above its first use
+    for node in order:  # a node without inputs is right above its first use
         if node in sources and after[node]:
             ranks[node] = min(ranks[n] for n in after[node]) - 1
     bottom = max((r for n, r in enumerate(ranks) if n not in last), default=-1) + 1
@@ -105,7 +105,7 @@ def _ranks(count: int, edges: Sequence[tuple[int, int]], first: set[int], last: 
 def _split(
     ranks: list[int], edges: Sequence[tuple[int, int]], bundles: Sequence[object], widths: list[float]
 ) -> tuple[list[list[int]], list[tuple[int, int]], list[list[int]]]:
-    """Cuts long edges into pieces of one rank each; appends a width for every invisible place."""
+    """Cuts long edges into pieces of one rank each; appends a width for every dummy node."""
     levels: list[list[int]] = [[] for _ in range(max(ranks, default=-1) + 1)]
     for node, rank in enumerate(ranks):
         levels[rank].append(node)
@@ -200,7 +200,7 @@ def _positions(
         for index, level in numbered if down else reversed(numbered):
             wishes, weights = [], []
             for node in level:
-                # The last sweeps look both ways, so that neither end of an edge has the final word.
+                # The last sweeps use both directions, so that neither end of an edge dominates.
                 near = above[node] + below[node] if sweep >= _PLACE_SWEEPS - 4 else (above if down else below)[node]
                 pull = [(_STRAIGHT if node >= real and m >= real else 1.0, xs[m]) for m in near]
                 weight = sum(w for w, _ in pull)

@@ -1,4 +1,4 @@
-"""`opgraph COMMAND ...`: what every command shares. Exit status 0: done; 1: the work failed; 2: bad usage."""
+"""`opgraph COMMAND ...`: the code shared by all commands. Exit status 0: done; 1: the work failed; 2: bad usage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        argv: the arguments; the process's own where left out.
+        argv: the arguments. Default: those of the process.
 
     Returns: the exit status. Errors are three lines on stderr; `--traceback` shows where they came from.
     """
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: Sequence[str]) -> int:
     try:
         parsed = _parser(args).parse_args(args)
-    except SystemExit as stop:  # argparse has printed help, the version, or what is wrong
+    except SystemExit as stop:  # argparse has printed help, the version, or an error
         return stop.code if isinstance(stop.code, int) else 2
     status: int = _command(parsed.command).run(parsed)
     return status
@@ -70,9 +70,9 @@ def _parser(args: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _Value(argparse.Action):
-    """One value, that is none where it is left out: an empty one, or a second one, would be passed over.
+    """One value, None if left out. An empty or a second value is refused, because it would have no effect.
 
-    An empty value is what a shell makes of the variable in `--inputs "$FILE"` where nobody has set it.
+    A shell passes an empty value for an unset variable, as in `--inputs "$FILE"`.
     """
 
     _given = False
@@ -95,7 +95,7 @@ class _Value(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser, of a command or of all, that takes each value as `_Value` does, and options by their whole names."""
+    """The parser of one command or of all. Values are parsed by `_Value`, and option names must be written in full."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**settings, "allow_abbrev": False})
@@ -104,7 +104,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add_traceback(parser: argparse.ArgumentParser, default: Any) -> None:
-    # Before or after the command: the second must not undo the first.
+    # The option may be before or after the command: the second parser must not reset the first.
     parser.add_argument("--traceback", action="store_true", default=default, help="show where an error came from")
 
 
@@ -113,15 +113,15 @@ def _command(name: str) -> Any:
 
 
 def _guarded(run: Callable[[], int], *, show_traceback: bool, signals: Sequence[int] = ()) -> int:
-    """Runs a command, and says in three lines what stopped it.
+    """Runs a command, and prints errors in three lines.
 
     Args:
-        signals: those that came to end the process; filled while it runs.
+        signals: the received signals that end the process; filled during the run.
     """
     try:
         status = run()
         if sys.stdout is not None:  # the caller closed it
-            sys.stdout.flush()  # here, where a closed pipe can still be answered
+            sys.stdout.flush()  # here, where a closed pipe can still be handled
         return status
     except OpGraphError as error:
         if show_traceback:
@@ -129,7 +129,7 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool, signals: Sequence[
         return _failed(error, status=2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt as stop:
         return _stopped(stop)
-    except BrokenPipeError:  # `opgraph ops | head`: nobody reads on
+    except BrokenPipeError:  # `opgraph ops | head`: the pipe was closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -156,21 +156,21 @@ def _guarded(run: Callable[[], int], *, show_traceback: bool, signals: Sequence[
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: while classes and C modules are set up, Python and NumPy make others of it."""
+    """True if Ctrl-C caused an error: while classes and C modules are set up, Python and NumPy raise other errors."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 class _Stopped(KeyboardInterrupt):
-    """A signal that ends a process, as an exception: so that files under temporary names are cleared away."""
+    """A signal that ends a process, as an exception, so that temporary files are deleted."""
 
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[list[int]]:
-    """What `kill`, and a terminal that closes, send is answered as Ctrl-C is, where nobody has an answer already.
+    """Handles the signals of `kill` and of a closed terminal like Ctrl-C, unless they already have a handler.
 
-    Yields: the numbers of the signals that came.
+    Yields: the numbers of the signals received.
     """
     came: list[int] = []
 
@@ -212,15 +212,15 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 class UsageError(InvalidArguments):
-    """An argument of the command line that cannot be; exit status 2."""
+    """An invalid argument of the command line; exit status 2."""
 
 
 @contextlib.contextmanager
 def usage(options: Mapping[str, str]) -> Iterator[None]:
-    """Where the library refuses an argument that came from the command line, the error is one of usage.
+    """Converts the library's InvalidArguments for a command-line argument into a UsageError.
 
     Args:
-        options: what the error says in `where` -> the option.
+        options: the `where` of an error -> the option.
     """
     try:
         yield
@@ -230,11 +230,11 @@ def usage(options: Mapping[str, str]) -> Iterator[None]:
 
 
 def refuse_passed_over(given: Mapping[str, Any], why: str, fix: str = "leave it out") -> None:
-    """That no option is given that would do nothing beside the others.
+    """Refuses options that would have no effect together with the others.
 
     Args:
-        given: option -> its value; what is None, False or empty was not given.
-        why: what makes them do nothing.
+        given: option -> its value; None, False or an empty list means that it was not given.
+        why: the reason why they have no effect.
 
     Raises:
         UsageError: one was given.
@@ -245,14 +245,14 @@ def refuse_passed_over(given: Mapping[str, Any], why: str, fix: str = "leave it 
 
 
 def check_place(path: str, option: str, regular: bool = False, reads: Iterable[str | None] = ()) -> None:
-    """Before the work is done: that there is a place for the file that it ends in.
+    """Checks, before the work is done, that the file for its result can be written.
 
     Args:
-        regular: whether a device or a pipe is no place for it.
-        reads: the files that the command reads, and must not write over; None and what is not there are left out.
+        regular: True: refuses a device or a pipe.
+        reads: the files that the command reads and must not overwrite; None and missing files are ignored.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the file cannot be written.
     """
     for read in reads:
         if read and os.path.isfile(path) and os.path.isfile(read) and os.path.samefile(path, read):

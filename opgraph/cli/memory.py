@@ -1,4 +1,4 @@
-"""`opgraph memory act.py:Name`: what is kept for backward, and the peak, of an activation or a network."""
+"""`opgraph memory act.py:Name`: the memory kept for backward, and the peak, of an activation or a network."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from opgraph.errors import DeviceError, InvalidArguments, OpGraphError, Unimplem
 if TYPE_CHECKING:
     from opgraph.torch.memory.report import MemoryReport
 
-#: What the networks of `opgraph.torch.zoo` take for one image.
+#: The shape of one input image of the networks in `opgraph.torch.zoo`.
 IMAGE = (3, 32, 32)
 MODELS = ("resnet18", "resnet50", "efficientnet_b0")
 DTYPES = ("f32", "f64", "f16", "bf16")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument(
         "target",
         metavar="FILE.py:NAME",
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             "--graph draws one function, not a network", where=f"--model {args.model}", fix="give --input instead"
         )
     if args.target is not None:
-        place_and_name(args.target)  # to load PyTorch takes seconds
+        place_and_name(args.target)  # checked first: loading PyTorch takes seconds
     with progress() as step:
         step("loading PyTorch")
         _require_torch()
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _shapes(args: argparse.Namespace) -> list[tuple[int, ...]]:
-    """The shapes of the inputs, of arguments that fit together."""
+    """Checks that the arguments fit together, and returns the shapes of the inputs."""
     if args.target is None and args.model is None:
         raise UsageError("nothing to measure", where="opgraph memory", fix="give FILE.py:NAME, --model, or both")
     if args.target is not None and ":" not in args.target:
@@ -143,7 +143,7 @@ def _require_torch() -> None:
 
 
 def _subject(args: argparse.Namespace) -> tuple[Callable[..., Any], str]:
-    """What is to be measured, and the name that the arguments gave it."""
+    """The object to measure, and its name from the arguments."""
     from opgraph.torch.memory import subject as memory_subject
 
     thing, name = (None, "") if args.target is None else named_thing(args.target)
@@ -168,7 +168,7 @@ def _measured(
         )
     except OpGraphError:
         raise
-    except (Exception, SystemExit) as error:  # code of the caller's, which may do either
+    except (Exception, SystemExit) as error:  # the caller's code may raise either
         raise _failed(error, args.target or args.model) from error
     size = "x".join(str(d) for d in shapes[0]) if shapes[0] else "scalar"
     label = args.model + (f" with {name}" if name else "") if args.model else name
@@ -182,7 +182,7 @@ def _beside_fused(
     shapes: list[tuple[int, ...]],
     report: MemoryReport,
 ) -> MemoryReport:
-    """The report with one on the fused subject beside it, where fusing changes what is kept."""
+    """The report, together with one on the fused subject if fusing changes the totals."""
     from opgraph.torch.memory import subject as memory_subject
 
     try:

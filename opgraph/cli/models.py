@@ -1,4 +1,4 @@
-"""Reading what a command was given: an ONNX file, a graph file of oneDNN, or opgraph's text form."""
+"""Reads the model of a command: an ONNX file, a graph file of oneDNN, or opgraph's text form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 ONNX, ONEDNN, TEXT = "ONNX", "oneDNN", "text"
 
-#: A text form is read whole; nobody writes a larger one by hand or with `str(graph)`.
+#: A text form is read whole; one written by hand or with `str(graph)` is not larger than this.
 MAX_TEXT_BYTES = 256 << 20
 
 
 def form_of(path: str) -> str:
-    """ONNX, ONEDNN or TEXT, by content.
+    """Returns ONNX, ONEDNN or TEXT, by content.
 
     Raises:
         ModelError: no such file, or an empty one.
@@ -57,7 +57,7 @@ def load_model(path: str) -> Graph:
 
     Raises:
         ModelError: the file cannot be read, or must not be trusted.
-        Unimplemented: it holds what opgraph cannot carry.
+        Unimplemented: it contains something that opgraph cannot represent.
     """
     form = form_of(path)
     if form == ONNX:

@@ -18,9 +18,9 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.onnx.probe import DTYPE_OF_TYPE
 from opgraph.runtime.providers.onnxruntime import array_of, onnxruntime_module, ort_value
 
-#: Two runs of one model differ by this much even in turns.
+#: Two runs of one model may differ by this ratio even if timed in turn.
 TOLERATED = 1.02
-#: How a session finds the data files of a model that it gets as bytes.
+#: The session option for the folder of the data files, if the model is passed as bytes.
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -29,10 +29,10 @@ class OnnxFile:
 
     Args:
         path: the file.
-        content: the model, where it is not the file as it is; its data files lie beside `path`.
+        content: the model as bytes, if it differs from the file; its data files are next to `path`.
         library: a library of custom ops to register.
-        label: what messages call the file, where its name is one that nobody gave.
-        spins: whether its idle threads spin. Beside anything whose threads sleep they must not.
+        label: the file's name in messages, if the user did not choose its path.
+        spins: True if its idle threads spin. They must not if it runs next to anything whose threads sleep.
 
     Raises:
         DeviceError: onnxruntime is not installed, or refuses the model or the library.
@@ -54,7 +54,7 @@ class OnnxFile:
         if not spins:
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if content is None and not _is_utf8(path):
-            content = Path(path).read_bytes()  # onnxruntime takes no such name
+            content = Path(path).read_bytes()  # onnxruntime accepts no such name
         if content is not None and _is_utf8(path):
             options.add_session_config_entry(_DATA_FOLDER, os.path.dirname(os.path.abspath(path)))
         if library is not None:
@@ -70,7 +70,7 @@ class OnnxFile:
             self._session = ort.InferenceSession(
                 path if content is None else content, options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # onnxruntime's classes share no base of their own
+        except Exception as error:  # onnxruntime's error classes have no common base
             raise DeviceError(
                 f"onnxruntime refuses the model: {_one_line(error).replace(path, self.label)}",
                 where=self.label,
@@ -156,8 +156,8 @@ class Timing:
 
     Attributes:
         fastest: seconds of each call's fastest run, which other work on the machine disturbs least.
-        ratios: of each to the first: the median over rounds, in each of which every call ran once.
-        rounds: how many.
+        ratios: of each to the first: the median over rounds; every call runs once per round.
+        rounds: the number of rounds.
     """
 
     fastest: tuple[float, ...]
@@ -165,18 +165,18 @@ class Timing:
     rounds: int
 
     def is_slower(self, which: int) -> bool:
-        """Whether a call takes longer than the first: in the median of rounds, and at its fastest, too.
+        """True if a call takes longer than the first, both in the median of rounds and in the fastest run.
 
-        Other work on the machine moves one of the two, but rarely both.
+        Other work on the machine changes one of the two, but rarely both.
         """
         return self.ratios[which] > TOLERATED and self.fastest[which] > TOLERATED * self.fastest[0]
 
 
 def timed(calls: Sequence[Callable[[], Any]], budget: float = 2.0, most: int = 200) -> Timing:
-    """Runs calls in turn, so that whatever slows the machine down slows all of them.
+    """Runs calls in turn, so that other work on the machine slows down all of them.
 
     Args:
-        calls: the first is what the others are compared with.
+        calls: the others are compared with the first.
         budget, most: seconds and rounds, as for `opgraph.bench.timing.in_turns`.
     """
     times = in_turns({str(i): call for i, call in enumerate(calls)}, HostClock(), budget, most)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument("kind", metavar="KIND", nargs="?", help="print this op's page")
 
 
@@ -51,7 +51,7 @@ def _attr(attr: Attr) -> str:
 
 
 def _dtypes(record: OpDef) -> str:
-    """The dtypes of its first symbol, in one word where there is one."""
+    """The dtypes of a record's first type symbol, as one word if there is one."""
     names = next(iter(record.types.values()), ())
     short = {frozenset(opdef_types): word for word, opdef_types in _WORDS.items()}
     return short.get(frozenset(names)) or (", ".join(names) if len(names) < 6 else f"{len(names)} dtypes")

@@ -1,4 +1,4 @@
-"""Reading `act.py:Name`: something that a Python file or an importable module holds."""
+"""Loads `act.py:Name`: an object in a Python file or an importable module."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from opgraph.errors import ModelError
 
 
 def named_thing(target: str) -> tuple[object, str]:
-    """What `act.py:Name` or `package.module:Name` stands for, and its name: `Outer.Inner` for what a class holds.
+    """The object of `act.py:Name` or `package.module:Name`, and its name: `Outer.Inner` for a member of a class.
 
-    The file is run, as `import` would; whoever names it trusts it. Files beside it can be imported by it.
+    The file is run, as `import` would, so the user must trust it. It can import the files next to it.
 
     Raises:
         UsageError: no `:Name`, or no such name.
@@ -55,7 +55,7 @@ def _file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # it ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # classes of the file look themselves up there
+    sys.modules[name] = module  # classes of the file are looked up there
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)

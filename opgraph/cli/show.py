@@ -28,7 +28,7 @@ MAX_ROWS = 40
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of this command."""
+    """Adds the arguments of this command."""
     parser.add_argument("model", metavar="MODEL", help="an ONNX file, a oneDNN graph file or a text form")
     parser.add_argument(
         "--source",
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def totals(partitions: Sequence[Partition]) -> str:
-    """As in: 212 ops in 63 partitions: 26 fused, 37 library; units: 2 swish, 2 swiglu."""
+    """A summary, for example: 212 ops in 63 partitions: 26 fused, 37 library; units: 2 swish, 2 swiglu."""
     kinds = Counter(p.kind for p in partitions)
     units = Counter(u for p in partitions for u in p.units)
     text = f"{counted(sum(len(p.ops) for p in partitions), 'op')} in {counted(len(partitions), 'partition')}"
@@ -105,7 +105,7 @@ def totals(partitions: Sequence[Partition]) -> str:
 
 
 def unit_text(units: Counter[str]) -> str:
-    """As in: 2 swish, 2 swiglu."""
+    """The numbers of units, for example: 2 swish, 2 swiglu."""
     return ", ".join(f"{n} {name}" for name, n in units.most_common())
 
 
@@ -143,7 +143,7 @@ def _print_partitions(out: Console, partitions: Sequence[Partition], limit: int 
 
 
 def _print_reasons(out: Console, report: Report, partitions: Sequence[Partition], limit: int | None) -> None:
-    """Why ops are not in one kernel with their neighbours: libraries by kind, pointwise ops one by one."""
+    """Prints why ops are not in one kernel with their neighbours: libraries by kind, pointwise ops one by one."""
     kinds = {p.id: p for p in partitions}
     foreign: Counter[tuple[str, str]] = Counter()
     apart = []

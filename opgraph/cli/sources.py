@@ -1,4 +1,4 @@
-"""The kernels of a fused partition as text, without compiling them and without the device they are for."""
+"""The kernels of a fused partition as text. Neither a compiler nor the kernels' device is needed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opgraph.schedule.schedule import CpuSchedule, Schedule
 
 
 def kernel_schedule(partition: Partition, device: str = "cpu", shapes: Sequence[Dims] | None = None) -> Schedule | None:
-    """The schedule that dense arrays get; None where a number of dimensions is unknown.
+    """The schedule for dense arrays; None if a number of dimensions is unknown.
 
-    The engine itself decides; where sizes that are not known make a difference, a call may get another one.
+    The engine's own rules choose it. If it depends on unknown sizes, a call may get another schedule.
 
     Args:
-        shapes: of the partition's inputs; the declared ones where left out.
+        shapes: of the partition's inputs. Default: the declared ones.
     """
     kernel = HostKernel(lower(partition), partition)
     dims = [t.dims for t in partition.input_ports] if shapes is None else shapes

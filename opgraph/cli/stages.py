@@ -1,4 +1,4 @@
-"""The stages of a fused partition: what each makes of it as text, and the first whose value is wrong."""
+"""The stages of a fused partition: the result of each as text, and the first one with a wrong value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Arrays: TypeAlias = Sequence[np.ndarray]
 
 
 def stage_texts(part: Partition, device: str) -> list[str]:
-    """What each stage makes of a fused partition: its ops, its loops, the schedule and why, the names of its kernels.
+    """The result of each stage of a fused partition: its ops, its loops, the schedule and its reason, kernel names.
 
     Args:
         device: "cpu" or "cuda".
@@ -55,7 +55,7 @@ def stage_texts(part: Partition, device: str) -> list[str]:
 def first_wrong_stage(
     part: Partition, inputs: Mapping[int, np.ndarray], exact: Arrays, peer: Arrays, device: str
 ) -> str:
-    """The first stage of a fused partition whose value is wrong, where that of the last one, its kernel, is.
+    """The first stage with a wrong value, in a fused partition whose last stage, the kernel, has one.
 
     Args:
         inputs: by tensor id, in the dtypes of the partition's inputs.
@@ -77,7 +77,7 @@ def first_wrong_stage(
 
 
 def is_wrong(tensors: Sequence[LogicalTensor], values: Arrays, exact: Arrays, peer: Arrays) -> bool:
-    """Whether one of some tensors is farther from its value in float64 than the slack rule allows beside a peer."""
+    """True if a tensor is farther from its float64 value than the slack rule allows, compared with a peer."""
     for tensor, value, want, other in zip(tensors, values, exact, peer, strict=True):
         if tensor.dtype in dtypes.BY_NAME:
             found = distance(cast(value, tensor.dtype).reshape(np.shape(want)), want, tensor.dtype)
@@ -89,7 +89,7 @@ def is_wrong(tensors: Sequence[LogicalTensor], values: Arrays, exact: Arrays, pe
 def _values(
     part: Partition, inputs: Mapping[int, np.ndarray], device: str
 ) -> Iterator[tuple[str, Callable[[], Arrays]]]:
-    """The name of each stage between the partition and its kernels, and what gives its outputs."""
+    """The name of each stage between the partition and its kernels, and a function that computes its outputs."""
     made = changed(lowerings(part))
     lowered = made[0][1]
     yield "ops of the partition: units and decompositions", partial(_by_ops, part, lowered, inputs)
@@ -106,19 +106,19 @@ def _loads(lowered: Lowered, inputs: Mapping[int, np.ndarray]) -> list[np.ndarra
 
 
 def _cut(loop: Loop, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
-    """The arrays with the axes that a loop takes them for."""
+    """The arrays, reshaped to the axes that the loop uses for them."""
     shapes = cut_shapes(loop, [(1,) if a is None else a.shape for a in arrays])
     return [None if a is None else a.reshape(s) for a, s in zip(arrays, shapes, strict=True)]
 
 
 def _by_ops(part: Partition, lowered: Lowered, inputs: Mapping[int, np.ndarray]) -> Arrays:
-    """The outputs by the reference of each op that a loop is made from, in float64.
+    """Computes the outputs in float64, by the reference of each op that a loop is made from.
 
-    Such an op may be about pieces of axes (`opgraph.partition.reshape_fusion`): its inputs have the loop's axes.
+    Such an op may use pieces of axes (`opgraph.partition.reshape_fusion`), so its inputs have the loop's axes.
     """
     steps, loop = steps_of(part, part.unit_matches), lowered.loop
     known = {t.id for t in lowered.loads if t is not None}
-    others = [t for t in (*part.input_ports, *part.constants) if t.id not in known]  # that no value of the loop needs
+    others = [t for t in (*part.input_ports, *part.constants) if t.id not in known]  # not read by the loop
     loads = [Load(name="", dtype=t.dtype, cut=part.rows.cuts.get(t.id, ())) for t in others]
     whole = replace(lowered, loop=replace(loop, loads=(*loop.loads, *loads)), loads=(*lowered.loads, *others))
     values = {t.id: opdef.array_of(t) for step in steps for t in step.inputs if t.is_constant}
@@ -137,7 +137,7 @@ def _by_ops(part: Partition, lowered: Lowered, inputs: Mapping[int, np.ndarray])
 
 
 def _by_loops(schedule: LoopFission, arrays: Sequence[np.ndarray | None]) -> Arrays:
-    """The results of the loops that were one, run in NumPy: the row values, the sums that read them, the rest."""
+    """Runs the parts of a split loop in NumPy: the row values, the sums that read them, the rest."""
     cut = _cut(schedule.loop, arrays)
     whole = [None if a is None else a.reshape(spread(x, a.shape)) for x, a in zip(schedule.loop.loads, cut)]
     row_values = [] if schedule.values is None else interpret(_with_its_axes(schedule.values.loop), whole)
@@ -151,6 +151,6 @@ def _by_loops(schedule: LoopFission, arrays: Sequence[np.ndarray | None]) -> Arr
 
 
 def _with_its_axes(loop: Loop) -> Loop:
-    """A loop for operands that have its axes already."""
+    """The loop for operands that already have its axes."""
     loads = [replace(x, cut=(), rows=(), align="right" if x.align == "rows" else x.align) for x in loop.loads]
     return replace(loop, loads=tuple(loads), stores=tuple(replace(s, cut=()) for s in loop.stores))

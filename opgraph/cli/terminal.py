@@ -1,4 +1,4 @@
-"""Tables, progress and text that is safe to print: names of models are untrusted, and may hold escape sequences."""
+"""Tables, progress and text that is safe to print: names in models are untrusted, and may contain escape sequences."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-#: Columns of words are folded no narrower than this (most shapes stay whole), or than their longest word.
+#: The minimum width of a folded column of words, or its longest word if that is shorter. Most shapes stay whole.
 _FOLDED = 20
 
 
 def printable(text: str, limit: int | None = None) -> str:
     """`text` on one line, with control characters shown as escapes, shortened in the middle to `limit` characters.
 
-    Terminal escapes, newlines and the marks that reverse the direction of writing would let a name draw over its
+    Terminal escapes, newlines and the marks that reverse the direction of writing would let a name overwrite its
     surroundings.
     """
     if not text.isprintable():
@@ -32,12 +32,12 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def note(text: str) -> None:
-    """Says something on stderr that is no error."""
+    """Prints a note to stderr; a note is not an error."""
     print(f"note: {printable(text)}", file=sys.stderr)
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console that prints what it is given: no markup, no guessed highlighting, no emoji codes.
+    """A console that prints texts unchanged: no markup, no guessed highlighting, no emoji codes.
 
     Raises:
         DeviceError: rich is not installed.
@@ -48,10 +48,10 @@ def console(*, stderr: bool = False) -> Console:
     from rich.table import Table
 
     class Whole(Console):
-        """Cuts no table: on a narrow terminal its lines wrap, as a cut number would be a wrong one."""
+        """Truncates no table: on a narrow terminal its lines wrap, because a truncated number would be wrong."""
 
         def print(self, *objects: Any, **options: Any) -> None:
-            """Prints as rich does; one table alone is at least as wide as its columns have to be."""
+            """Prints like rich; a single table is at least as wide as its columns require."""
             if len(objects) != 1 or not isinstance(objects[0], Table):
                 return super().print(*objects, **options)
             terminal = self.width
@@ -62,9 +62,9 @@ def console(*, stderr: bool = False) -> Console:
                 self.width = terminal
 
         def _asked(self, made: Table) -> int:
-            """What to tell rich the width is, so that the table is no wider than the console.
+            """The width to pass to rich so that the table is no wider than the console.
 
-            rich makes all columns that fold equally narrow, and then those too narrow for their words wider again.
+            rich makes all columns that fold equally narrow, and then widens those too narrow for their words.
             """
             asked, least = self.width, _narrowest(made, folded=1)
             while asked > least:
@@ -76,18 +76,18 @@ def console(*, stderr: bool = False) -> Console:
             return asked
 
         def on_broken_pipe(self) -> None:
-            """rich would end the process with status 1 where nobody reads on; `main` has an answer of its own."""
+            """Raises BrokenPipeError, which `main` handles; rich would end the process with status 1."""
             raise BrokenPipeError
 
     made = Whole(stderr=stderr, markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not made.is_terminal:
-        # A file has no width; 80 columns would cut every table for nobody's benefit.
+        # A file has no width; 80 columns would truncate every table needlessly.
         made.width = 130
     return made
 
 
 def _require_rich() -> None:
-    """Raises DeviceError where rich is not installed: a core install has none."""
+    """Raises DeviceError if rich is not installed; a core install does not include it."""
     try:
         import rich  # noqa: F401
     except ImportError:
@@ -99,9 +99,9 @@ def _require_rich() -> None:
 
 
 def _narrowest(made: Table, folded: int | None = None) -> int:
-    """The width of a table whose columns are as narrow as they may be, or those that fold `folded` wide."""
+    """The width of a table with columns as narrow as possible, or with columns that fold `folded` wide."""
     least = [(column.min_width or 0) if column.no_wrap or folded is None else folded for column in made.columns]
-    # Beside the text: a space on either side of each cell, and what the box draws between and around columns.
+    # In addition to the text: a space on either side of each cell, and the box's lines between and around columns.
     return sum(width + 3 for width in least)
 
 
@@ -118,7 +118,7 @@ def table(
     Args:
         columns: headings. One that starts with "~" may be folded onto several lines, others stay whole.
         right: headings of the columns that hold numbers.
-        fold_at: the width of columns that may be folded; as wide as there is room when left out.
+        fold_at: the width of columns that may be folded. Default: as wide as there is room.
 
     Raises:
         DeviceError: rich is not installed.
@@ -136,7 +136,7 @@ def table(
             name,
             justify="right" if name in right else "left",
             no_wrap=not folds,
-            # rich would cut what may not be folded, and narrow what may until nothing of it is left.
+            # rich would truncate columns that must not fold, and narrow the others until nothing is left.
             min_width=_least([name, *cells], folds, name in right),
             overflow="fold",
             header_style="",
@@ -148,7 +148,7 @@ def table(
 
 
 def _least(cells: Sequence[str], folds: bool, numbers: bool) -> int:
-    """How narrow a column may become: as its longest line, or word of numbers, or so that names can be read."""
+    """The minimum width of a column: its longest line, or longest word of numbers, or enough to read names."""
     from rich.cells import cell_len
 
     whole = [part for cell in cells for part in (cell.split() if folds else cell.split("\n"))]
@@ -163,14 +163,14 @@ def printable_cell(cell: object) -> str:
 
 @contextmanager
 def progress(total: int | None = None) -> Iterator[Step]:
-    """Shows on stderr what is being done: a bar where the number of steps is known, else a spinner.
+    """Shows the current work on stderr: a bar if the number of steps is known, else a spinner.
 
-    Nothing is shown where stderr is no terminal.
+    Nothing is shown if stderr is no terminal.
 
     Raises:
         DeviceError: rich is not installed.
     """
-    shown = console(stderr=True)  # first, as it says what to install where there is no rich
+    shown = console(stderr=True)  # first: if rich is missing, its error names the package to install
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = [SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()]
@@ -181,7 +181,7 @@ def progress(total: int | None = None) -> Iterator[Step]:
 
 
 class Step:
-    """What a progress display is told: `step("compiling")` names the work that begins, and ends the one before."""
+    """The steps of a progress display: `step("compiling")` begins a step with that name, and ends the previous one."""
 
     def __init__(self, bar: Any, task: Any) -> None:
         self._bar = bar

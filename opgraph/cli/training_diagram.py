@@ -1,4 +1,4 @@
-"""The picture of a training plan: the forward graph, what is kept, and the backward graph, one above the other."""
+"""The picture of a training plan: the forward graph, the kept tensors, and the backward graph, from top to bottom."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgraph.ir.whole_file import write_whole
 from opgraph.transforms.saved import Saved, TrainingPlan
 
 _GAP = 70.0
-#: Room to the left of everything for the way of an input past the forward graph, and between two such ways.
+#: Space at the left for the line of an input past the forward graph, and between two such lines.
 _LANE = 14.0
 
 
@@ -44,9 +44,9 @@ def draw_plan(plan: TrainingPlan, path: str, title: str, extents: Mapping[str, i
 
 
 def joint(plan: TrainingPlan, extents: Mapping[str, int]) -> Diagram:
-    """Both graphs in one diagram: tensors that are kept are marked, and lead from the one to the other."""
+    """Both graphs in one diagram: kept tensors are marked, and edges connect the two graphs."""
     kept = {saved.name: _bytes(saved, extents) for saved in plan.saved}
-    # Scalars are kept too; lines for a dozen of them would hide what takes memory.
+    # Scalars are kept too, but lines for a dozen of them would hide the tensors that take memory.
     large = {printable(saved.name, NAME_WIDTH) for saved in plan.saved if saved.shape != ()}
     lanes = sum(s.role in ("input", "shape") and s.shape != () for s in plan.saved) * _LANE + _LANE
     above = diagram(plan.forward, plan.forward.get_partitions(), kept=kept)
