@@ -40,7 +40,7 @@ def run(folder: Path, *, torch_compile: bool) -> None:
 
     Args:
         folder: the folder for the source of the activation.
-        torch_compile: True: includes torch.compile.
+        torch_compile: if True, includes torch.compile.
 
     Raises:
         OpGraphError: the fused activation computes something else.

@@ -21,7 +21,7 @@ from opgraph.ir.logical_tensor import Dims
 
 #: Default sizes of symbols, in order of appearance: small, and different, so that a mix-up shows.
 SMALL_SIZES = (2, 16, 6, 10, 12, 7, 9, 5)
-#: Elements of 8 bytes; NumPy cannot count more bytes.
+#: The most elements, of 8 bytes each; NumPy cannot count more bytes.
 _MOST_ELEMENTS = np.iinfo(np.intp).max // 8
 _OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -56,7 +56,7 @@ def feeding_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def feeds_for(args: argparse.Namespace, ports: Sequence[Port]) -> dict[str, np.ndarray]:
-    """Returns the arrays for all ports that the command line specifies.
+    """Returns arrays for all ports, as specified on the command line.
 
     Raises:
         OpGraphError: as `read_feeds`, `sizes_for` and `random_feeds`.

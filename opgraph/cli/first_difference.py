@@ -41,7 +41,7 @@ def first_differences(
 
     Args:
         library: of custom ops, for B.
-        judge: True: also finds the second value, for which the float64 reference is run.
+        judge: if True, also finds the second value, for which the float64 reference is run.
 
     Raises:
         OpGraphError: a value has another dtype or shape in B.

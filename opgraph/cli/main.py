@@ -80,7 +80,7 @@ class _Value(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        """Takes the value.
+        """Stores the value.
 
         Raises:
             UsageError: it is empty, or not the first.
@@ -248,7 +248,7 @@ def check_place(path: str, option: str, regular: bool = False, reads: Iterable[s
     """Checks, before the work is done, that the file for its result can be written.
 
     Args:
-        regular: True: refuses a device or a pipe.
+        regular: if True, refuses a device or a pipe.
         reads: the files that the command reads and must not overwrite; None and missing files are ignored.
 
     Raises:

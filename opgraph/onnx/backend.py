@@ -6,8 +6,8 @@
     rep.engines                        # {"opgraph": ["Sigmoid \"s\"", ...], "onnxruntime": [...]}
 
 Pointwise ops run natively, in generated kernels. All other ops run in onnxruntime. Regions that it refuses (bf16, ops
-newer than it) run in onnx's own evaluator. Preparing a model raises an error that names anything that neither accepts
-or that opgraph cannot represent. If only the arrays show the problem, running the model raises it.
+newer than it) run in onnx's own evaluator. Anything that neither accepts, or that opgraph cannot represent, raises an
+error with its name when the model is prepared, or when it is run if only the arrays show the problem.
 """
 
 from __future__ import annotations

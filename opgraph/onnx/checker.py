@@ -1,4 +1,4 @@
-"""Runs onnx's checker, but accepts two kinds of unambiguous models that it refuses."""
+"""Runs onnx's checker, but accepts two kinds of models that it refuses although their meaning is clear."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _write_defaults(model: ModelProto) -> bool:
 
 
 def _stamp(model: ModelProto, opset: int) -> bool:
-    """Raises the ai.onnx opset of the model and its functions where it is older; returns True if one was."""
+    """Stamps the model and its functions with an opset of ai.onnx where theirs is older; returns True if one was."""
     older = False
     for entry in (*model.opset_import, *(e for f in model.functions for e in f.opset_import)):
         if entry.domain == "" and entry.version < opset:

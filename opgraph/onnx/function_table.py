@@ -53,7 +53,7 @@ class FunctionTable:
     def settle(self, nodes: Iterable[NodeProto]) -> None:
         """Drops the functions that are not called, and removes the overload where one body of a name is left.
 
-        Of several bodies, one that other bodies call gets no overload: onnxruntime (1.31) resolves none from there.
+        Of several bodies, one that other bodies call gets no overload: onnxruntime (1.31) resolves none inside a body.
 
         Args:
             nodes: of the model, with the calls; renamed calls are changed in place.

@@ -17,7 +17,7 @@ def load(model: ModelLike, *, library: bool = False) -> Graph:
     Args:
         model: a path, an onnx.ModelProto, or an onnx_ir.Model. It is treated as untrusted input. Data files are
             mapped, not read.
-        library: True: matrix products, reductions and shape changes become native ops too, which have gradients and
+        library: if True, matrix products, reductions and shape changes become native ops too, which have gradients and
             run in torch. Otherwise they stay Wildcards, which onnxruntime runs together with their neighbours.
 
     Returns: a finalized graph with exactly the model's inputs and outputs, in order. Pointwise nodes are native ops,

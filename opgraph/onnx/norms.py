@@ -93,7 +93,7 @@ def norms_of(graph: Graph, source: Source, opset: int) -> list[Norm]:
         norm = None if stays else _norm(unit, graph, source, opset)
         if norm is not None:
             found.append(norm)
-        if norm is not None or unit.name == _LAYER:  # one that stays remains whole, for onnxruntime to match
+        if norm is not None or unit.name == _LAYER:  # one that stays is left whole, for onnxruntime to match
             taken.update(op.id for op in unit.ops)
     return found[::-1]
 

@@ -24,11 +24,11 @@ def _attribute(node: NodeProto, name: str) -> object:
 #: Nodes whose meaning changes at an opset although onnx's version converter (1.23) keeps them unchanged: op type and
 #: opset -> predicate for such a node.
 _MEANS_OTHERWISE: Mapping[tuple[str, int], Callable[[NodeProto], bool]] = {
-    # A slope for each channel applied to axis 1 before, and applies to the last axis since.
+    # A slope for each channel was for axis 1 before; now it is for the last axis.
     ("PRelu", 7): lambda node: True,
-    # The mask had the dtype of the data before, and is boolean since.
+    # The mask had the dtype of the data before; now it is boolean.
     ("Dropout", 10): lambda node: len(node.output) > 1 and node.output[1] != "",
-    # One element was marked across all axes from `axis` on; since then, along `axis` only. The default was 1, now -1.
+    # One element was marked in all axes from `axis` on; now it is in `axis` alone. The default was 1; now it is -1.
     ("Hardmax", 13): lambda node: _attribute(node, "axis") != -1,
     # This mode was removed.
     ("Resize", 13): lambda node: _attribute(node, "coordinate_transformation_mode") == "tf_half_pixel_for_nn",

@@ -63,7 +63,7 @@ def save(
             for "auto". "standard": as ai.onnx ops (Swish: opset 24). "contrib": as com.microsoft ops. "auto": in the
             form that `target` runs fastest, or as they are.
         target: the runtime, such as "onnxruntime==1.31". Newer format and opset versions than it reads are not written.
-        functions: True: every other fused partition becomes a function, too.
+        functions: if True, every other fused partition becomes a function, too.
         opset: of ai.onnx. Default: that of the source, or 22.
         weights: other values for constants, by name: arrays of their dtypes and shapes (NumPy, torch, DLPack). With
             form="decomposed" nothing else changes in a model that was loaded.
@@ -72,8 +72,8 @@ def save(
             every swish as one compiled op. Partitions that reduce rows are included only where that is faster. Without
             the library, the functions in the model run instead.
         march: the processors that the library supports, by the C++ compiler's name.
-        cuda: True: the library also serves onnxruntime's CUDA provider (sm_80 and newer; needs NVRTC). It then holds
-            the ops that both providers can run: partitions that reduce rows stay as they are.
+        cuda: if True, the library also serves onnxruntime's CUDA provider (sm_80 and newer; needs NVRTC). It then
+            holds the ops that both providers can run: partitions that reduce rows stay as they are.
         keep: names of units that keep their spelling: "swish", "gelu", "rms_norm" ..., "fused" for partitions, "rows"
             for partitions that reduce rows.
 

@@ -1,9 +1,9 @@
 """Rewrites ONNX nodes to equivalent simpler nodes, before the op records are matched.
 
-Sum(a, b, c)        Add(Add(a, b), c)            and so Mean, Max and Min of any number of inputs
+Sum(a, b, c)        Add(Add(a, b), c)            also Mean, Max and Min of any number of inputs
 CastLike(x, y)      Cast(x, to=dtype of y)
 Pow(x, n)           Cast(Pow(Cast(x), Cast(n)))  of different types, in f64
-QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft, and so Gelu, FastGelu and BiasGelu
+QuickGelu(x)        Swish(x, alpha=1.702)        com.microsoft; also Gelu, FastGelu and BiasGelu
 SwiGLU(x, y)        Mul(Swish(x), y)             opset 28
 """
 
@@ -86,7 +86,7 @@ def _cast_like(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
 
 
 def _clip(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
-    """Rewrites Clip without bounds, or with an upper bound only, as an input: opgraph's inputs are positional."""
+    """Rewrites Clip without bounds, or with only an upper bound, known at run time: opgraph's inputs are positional."""
     if not any(node.input[1:]) and not node.attribute:
         return [_node("Identity", [node.input[0]], node.output[0], node.name)]
     only_upper = len(node.input) == 3 and not node.input[1]

@@ -34,7 +34,7 @@ def native_candidates(
         node: of domain "".
         opset: the opset that the node belongs to.
         operands: its inputs; None where an optional one is left out.
-        library: True: includes library ops. Those that opgraph wrote are always recognized, by their metadata.
+        library: if True, includes library ops. Those that opgraph wrote are always recognized, by their metadata.
         shapes: input positions where the node reads the shape of the tensor in `operands`.
     """
     said = {p.key: p.value for p in node.metadata_props}

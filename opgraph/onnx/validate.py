@@ -185,7 +185,7 @@ def _check_graph(graph: GraphProto, place: str, *, main: bool) -> None:
 
 
 def _forget_listed_constants(origin: Origin) -> None:
-    """Before IR 4, the format required every initializer to be listed as an input, so the listing means nothing.
+    """Removes initializers from the inputs below IR 4, where the format required them there without any meaning.
 
     Since IR 4, a listed initializer is a default that a caller may override.
     """

@@ -1,4 +1,4 @@
-"""The CUDA kernels of a library: few source texts that support dense operands of any shape.
+"""The CUDA kernels of a library: a few source texts that support dense operands of any shape.
 
 The engine compiles a kernel for the layout of a call; a library must contain its kernels in advance. So a kernel here
 receives a fixed number of axes, some of which may have extent 1. Its packs are as long as possible, or single elements:

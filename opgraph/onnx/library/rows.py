@@ -24,7 +24,7 @@ def has_rows(part: Partition) -> bool:
 
 
 def rows_pay(part: Partition) -> bool:
-    """True if a library's kernel for a partition that reduces rows is faster than onnxruntime."""
+    """True if a partition reduces rows and a library's kernel for it is worthwhile."""
     if not has_rows(part):
         return False
     loop = lower(part).loop
