@@ -71,7 +71,7 @@ def parse_sizes(texts: Iterable[str]) -> dict[str, int]:
     """Parses `--dim batch=4` arguments.
 
     Raises:
-        UsageError: an argument does not have that form.
+        UsageError: an argument does not have that form, or a name is given twice.
     """
     sizes = {}
     for text in texts:

@@ -70,7 +70,7 @@ class Pending:
         kind: the kind of file, for messages.
         mode: the mode of a new file, before the umask.
 
-    Every method raises ModelError if a file operation fails.
+    Methods that write raise ModelError if a file operation fails.
     """
 
     def __init__(self, path: Path, kind: str = "model", mode: int = 0o666) -> None:

@@ -34,7 +34,7 @@ def composed(graph: Graph, request: Request, target: Target, summary: Summary) -
 
     Raises:
         Unimplemented: an op has no ONNX form, or its nodes belong to different opsets.
-        InvalidArguments: the opset is newer than the target reads.
+        InvalidArguments: the opset is newer than the target reads, or older than 13.
     """
     # `rewritten` writes the forms of units later; until then a Swish op is one node.
     form = "decomposed" if request.form == "decomposed" else "function"

@@ -94,7 +94,7 @@ def _clip(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
 
 
 def _pow(node: NodeProto, elements: Elements) -> list[NodeProto] | None:
-    """Rewrites Pow of two dtypes, one an integer, to Pow in f64, which holds both; the result has the base's dtype."""
+    """Rewrites Pow of two dtypes to Pow in f64; the result has the base's dtype."""
     base, exponent = (elements.get(name) for name in node.input)
     known = {t.onnx for t in dtypes.BY_NAME.values() if t.category in ("float", "int")}
     if base == exponent or not {base, exponent} <= known:
