@@ -47,14 +47,14 @@ __all__ = [  # noqa: RUF022 - grouped by stage
     "evaluate",
     # train
     "gradient",
-    # the rest; og.onnx (which needs its extra) and og.onednn load on first use, so a star import leaves them alone
+    # the rest; og.onnx (which needs its extra) and og.onednn load on first use, so a star import does not load them
     "errors",
     "ops",
 ]
 
 
-#: What loads on first use, from where. All of it: the command line, which is in this package, must be able to answer
-#: Ctrl-C before NumPy and the op set are there.
+#: Names that load on first use, and their modules. Everything is lazy: the command line is part of this package and
+#: must handle Ctrl-C before NumPy and the op set are loaded.
 _LAZY = {
     "Graph": "opgraph.ir.graph",
     "LogicalTensor": "opgraph.ir.logical_tensor",
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     import importlib.util
 
-    names = {*globals(), *_LAZY, "onednn"}  # what cannot be had without its package would break whoever looks at all
+    names = {*globals(), *_LAZY, "onednn"}  # without "onnx" if its packages are missing: getattr of it would raise
     return sorted(
         names | {"onnx"} if importlib.util.find_spec("onnx") and importlib.util.find_spec("onnx_ir") else names
     )

@@ -1,6 +1,6 @@
-"""What went wrong, where, and how to fix it: one base class, one subclass per oneDNN status.
+"""The errors of opgraph: one base class, one subclass per oneDNN status.
 
-Every error of opgraph is three lines::
+Every error has three lines (the problem, its place, the fix)::
 
     shapes (2,) and (3,) do not broadcast
       where: Add "residual" (inputs: x f32[2], skip f32[3])
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-#: What ends a line, drives a terminal, turns the direction of text or cannot be printed. Names come from files.
+#: Characters that end a line, control a terminal, change text direction or cannot be printed. Names come from files.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -20,9 +20,9 @@ class OpGraphError(Exception):
     """Base class of all errors of opgraph.
 
     Args:
-        what: one sentence, what is wrong.
+        what: the problem, in one sentence.
         where: the op, tensor, file or argument concerned.
-        fix: what the reader can do about it.
+        fix: how the user can solve it.
 
     Each subclass also derives from the built-in exception that fits, so that ``except ValueError`` works.
     """
@@ -52,7 +52,7 @@ def _rebuild(cls: type[OpGraphError], what: str, where: str, fix: str) -> OpGrap
 
 
 class InvalidGraph(OpGraphError, ValueError):
-    """The graph as a whole is wrong (cycle, two producers), or used at the wrong point of its life."""
+    """The graph as a whole is invalid (cycle, two producers), or is used at the wrong point of its life cycle."""
 
 
 class InvalidGraphOp(OpGraphError, ValueError):
@@ -64,7 +64,7 @@ class InvalidShape(OpGraphError, ValueError):
 
 
 class InvalidDataType(OpGraphError, TypeError):
-    """A dtype is unknown, or not one that the op takes."""
+    """A dtype is unknown, or the op does not take it."""
 
 
 class InvalidArguments(OpGraphError, ValueError):
@@ -72,7 +72,7 @@ class InvalidArguments(OpGraphError, ValueError):
 
 
 class Unimplemented(OpGraphError, NotImplementedError):
-    """Well-formed, but opgraph cannot do it (yet); the message names what exactly."""
+    """The request is well-formed, but opgraph does not support it (yet); the message names the exact feature."""
 
 
 class ModelError(OpGraphError, ValueError):
@@ -80,7 +80,7 @@ class ModelError(OpGraphError, ValueError):
 
 
 class DeviceError(OpGraphError, RuntimeError):
-    """No such device, no compiler, or a kernel that did not compile: then the compiler's log follows the first line."""
+    """No such device, no compiler, or a kernel that did not compile (the compiler's log follows the first line)."""
 
     def _first(self) -> str:
         return "\n".join(_plain(line) for line in self.what.split("\n"))

@@ -1,4 +1,4 @@
-"""What a caller gives to a function, checked to be the kind of thing that it must be."""
+"""Type checks of arguments that callers pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from opgraph.ir.graph import Graph
 
 
 def given_graph(graph: Any, where: str) -> Graph:
-    """A graph, finalized by this call if need be.
+    """Returns the graph, finalized by this call if needed.
 
     Raises:
-        InvalidArguments: something else.
+        InvalidArguments: `graph` is not a Graph.
     """
     if not isinstance(graph, Graph):
         raise InvalidArguments(f"got {type(graph).__name__} where a Graph is expected", where=where, fix="give a Graph")
@@ -24,7 +24,7 @@ def given_path(path: Any, where: str) -> str:
     """The text of a path.
 
     Raises:
-        InvalidArguments: something else.
+        InvalidArguments: `path` is not a str or a path of text.
     """
     if not isinstance(path, (str, os.PathLike)) or not isinstance(text := os.fspath(path), str):
         raise InvalidArguments(

@@ -18,12 +18,12 @@ def f32(value: float) -> float:
     """`value` rounded to f32, as oneDNN stores float attributes; too large becomes infinite."""
     try:
         return float(struct.unpack("f", struct.pack("f", value))[0])
-    except (OverflowError, struct.error):  # the latter of whole numbers that are beyond f64
+    except (OverflowError, struct.error):  # struct.error: an integer beyond the range of f64
         return float("inf") if value > 0 else float("-inf")
 
 
 def typed_literal(attr: Attr | None, value: Literal) -> AttrValue:
-    """A literal of the one-line notation in the type of the attribute that it is for."""
+    """A literal of the one-line notation, converted to the type of its attribute."""
     if attr is None or isinstance(value, (bool, str, tuple)):
         return value  # a list holds numbers of one type
     return int(value) if attr.type == "s64" else float(value)
@@ -37,7 +37,7 @@ def checked_attrs(opdef: OpDef, attrs: Mapping[str, Any], where: str) -> dict[st
     """
     if not attrs and not opdef.attrs:
         return {}
-    if opdef.foreign:  # carries whatever the foreign op had
+    if opdef.foreign:  # holds the attributes of the foreign op, of any name
         return {name: _wildcard_value(name, value, where) for name, value in attrs.items()}
     known = {a.name: a for a in opdef.attrs}
     for name in attrs:

@@ -1,4 +1,4 @@
-"""The data of constants: how numbers and arrays become them, exactly or with one rounding, and how they compare."""
+"""The data of constants: conversion from numbers and arrays, exact or with one rounding, and comparison by bits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from opgraph.ir import dtypes
 if TYPE_CHECKING:
     from opgraph.ir.logical_tensor import LogicalTensor
 
-#: What counts as a number without a dtype. np.float64 is a float, so it is one; other NumPy scalars have a dtype.
+#: Numbers without a dtype. np.float64 is a subclass of float, so it is included; other NumPy scalars have a dtype.
 NUMBERS = (bool, int, float)
 
 
 def constant_data(value: Any, dtype: str | None, where: str) -> tuple[str, np.ndarray]:
-    """The dtype name and the data of a constant; "undef" for a number that has yet to meet a dtype.
+    """The dtype name and the data of a constant; the dtype is "undef" for a number whose dtype is not determined yet.
 
     Raises:
-        InvalidDataType: a dtype that opgraph does not have; values that are none of `dtype`.
-        InvalidArguments: no array can be made of `value`, or one without its mask.
+        InvalidDataType: opgraph does not have the dtype; `dtype` does not hold a value.
+        InvalidArguments: `value` cannot become an array, or is a masked array.
     """
     if dtype is None and isinstance(value, NUMBERS):
         return dtypes.UNDEF, np.asarray(value)
@@ -40,7 +40,7 @@ def constant_data(value: Any, dtype: str | None, where: str) -> tuple[str, np.nd
 
 
 def check_unmasked(value: object, where: str) -> None:
-    """Raises InvalidArguments for a masked array: nothing here knows of masks, and the values under one are any."""
+    """Raises InvalidArguments for a masked array: masks are not supported, and masked values are arbitrary."""
     if isinstance(value, np.ma.MaskedArray):
         raise InvalidArguments(
             "a masked array would lose its mask", where=where, fix="give array.filled(value), and its mask by itself"
@@ -51,7 +51,7 @@ def converted(data: np.ndarray, dtype: dtypes.DType, where: str) -> np.ndarray:
     """`data` as another dtype: floats rounded once, everything else kept exactly.
 
     Raises:
-        InvalidDataType: a value that an integer or boolean dtype does not hold; data that are no numbers.
+        InvalidDataType: an integer or boolean dtype does not hold a value; the data are not numbers.
     """
     if data.dtype == dtype.numpy:
         return data
@@ -73,7 +73,7 @@ def converted(data: np.ndarray, dtype: dtypes.DType, where: str) -> np.ndarray:
 
 
 def _of_objects(data: np.ndarray, dtype: dtypes.DType, where: str) -> np.ndarray:
-    """Python numbers as an array that holds them exactly enough for one rounding: int64, uint64 or float64."""
+    """Python numbers as an array that is exact enough for one rounding: int64, uint64 or float64."""
     values = data.reshape(-1).tolist()
     if not all(isinstance(v, NUMBERS) for v in values):
         raise _is_none(data, dtype, where)
@@ -108,7 +108,7 @@ def narrowed(data: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
     with np.errstate(all="ignore"):
         if dtype.numpy.kind == "f" or data.dtype.itemsize < 4 or data.dtype == np.float32:
             return data.astype(dtype.numpy)
-        # ml_dtypes goes through float32. Rounded to odd there, the second rounding sees on which side a tie was.
+        # ml_dtypes converts through float32. Rounding to odd there keeps the side of a tie for the second rounding.
         wide = _at_most_53_bits(data).astype(np.float64)
         single = wide.astype(np.float32)
         toward_zero = np.where(np.abs(single) > np.abs(wide), np.nextafter(single, np.float32(0)), single)
@@ -118,7 +118,7 @@ def narrowed(data: np.ndarray, dtype: dtypes.DType) -> np.ndarray:
 
 
 def _at_most_53_bits(data: np.ndarray) -> np.ndarray:
-    """Integers beyond 2^53 without their last bits, of which one says whether any of them was set: they round alike."""
+    """Integers beyond 2^53 with their last 11 bits replaced by one sticky bit, which keeps the rounding the same."""
     if data.dtype.kind not in "iu" or data.dtype.itemsize < 8:
         return data
     bits = np.where((data % 2048) != 0, (data // 2048) * 2048 + 1024, data)
@@ -132,14 +132,14 @@ def array_of(tensor: LogicalTensor) -> np.ndarray:
 
 
 def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    """Whether two constants have the same dtype, shape and bits (nan equals nan, 0.0 is not -0.0)."""
+    """True if two constants have the same dtype, shape and bits (nan equals nan, 0.0 is not -0.0)."""
     if a is None or b is None or a is b:
         return a is b
     return a.dtype == b.dtype and a.shape == b.shape and canonical_bytes(a) == canonical_bytes(b)
 
 
 def canonical_bytes(a: np.ndarray) -> bytes:
-    """The bits of an array in row-major order, every nan written alike."""
+    """The bits of an array in row-major order, with one bit pattern for all nans."""
     if a.dtype.kind not in "iub" and a.dtype not in _WITHOUT_NAN:
         with np.errstate(invalid="ignore"):  # signalling nans
             missing = np.isnan(a)

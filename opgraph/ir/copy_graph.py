@@ -1,4 +1,4 @@
-"""A graph again with other ops or tensors, and which ops some values need."""
+"""Copies of a graph with some ops or tensors replaced, and the search for the ops that some values need."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from opgraph.ir.op import Op
 
 
 def rebuilt(graph: Graph, ops: Iterable[Op] | None = None, changed: Mapping[int, LogicalTensor] | None = None) -> Graph:
-    """An open graph of the same inputs, constants and ops; its outputs are still to be set.
+    """An open graph with the same inputs, constants and ops; the caller has to set its outputs.
 
     Args:
-        ops: to take instead of the graph's own.
-        changed: tensors to take instead, by id. A constant that has no data any more is an input, after the others; an
-            input that has some is a constant.
+        ops: replace the graph's own ops.
+        changed: replacement tensors, by id. A constant replaced by a tensor without data becomes an input, after the
+            others; an input replaced by a tensor with data becomes a constant.
     """
     instead = changed or {}
     result = Graph(graph.engine)
@@ -32,7 +32,7 @@ def rebuilt(graph: Graph, ops: Iterable[Op] | None = None, changed: Mapping[int,
 
 
 def needed_ops(ops: Sequence[Op], ids: Iterable[int]) -> tuple[list[Op], set[int]]:
-    """The ops that values need, producers first as they come; and the ids of all values that these depend on."""
+    """The ops that values need, in the order of `ops` (producers first), and the ids of all values they depend on."""
     wanted = set(ids)
     kept = []
     for op in reversed(ops):

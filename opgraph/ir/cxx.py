@@ -1,4 +1,4 @@
-"""C++ for one element, as records write it: "og::elu({src}, {alpha})", or an input as it is, "{src}"."""
+"""C++ for one element in the notation of records: "og::elu({src}, {alpha})", or "{src}" for an unchanged input."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class CxxCall:
     """A call of a function of `kernels/`; its text is C++.
 
     Attributes:
-        function: its name within namespace og; "": none, the value is the argument.
-        arguments: C++ each.
+        function: its name within namespace og; "" for no function: the value is the argument.
+        arguments: a C++ expression each.
     """
 
     function: str
@@ -26,11 +26,11 @@ class CxxCall:
 
 
 def cxx_call(template: str, values: Mapping[str, str]) -> CxxCall:
-    """A record's expression with C++ for the names in braces.
+    """A record's expression with C++ filled in for the names in braces.
 
     Raises:
-        ValueError: it is no call of one function.
-        KeyError: it has a name that `values` lacks.
+        ValueError: the expression is not a call of one function.
+        KeyError: the expression has a name that `values` lacks.
     """
     found = _CALL.fullmatch(template)
     if found is None:

@@ -1,4 +1,4 @@
-"""Dimensions: sizes, symbols and unknowns; how they are checked, printed and laid out in memory."""
+"""Dimensions (sizes, symbols and unknowns): their checks, text form and row-major strides."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from opgraph.errors import InvalidArguments
 
 #: Sizes are s64, as oneDNN's dims are.
 MAX_SIZE = 2**63 - 1
-#: One dimension: a size, a symbol ("batch", "seq + 1") whose uses must agree at run time, or None: unknown.
+#: One dimension: a size, a symbol ("batch", "seq + 1") whose uses must agree at run time, or None if unknown.
 Dim: TypeAlias = int | str | None
-#: All dimensions; None where not even their number is known.
+#: All dimensions; None if their number is unknown.
 Dims: TypeAlias = tuple[Dim, ...] | None
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Words that the text form reads as something else than a name.
+#: Words that the text form does not read as names.
 _WORDS = frozenset({"const", "inf", "nan", "true", "false"})
 
 
@@ -54,7 +54,7 @@ def checked_id(id: Any, what: str, where: str) -> int:
     """An id as an int.
 
     Raises:
-        InvalidArguments: it is no non-negative integer.
+        InvalidArguments: `id` is not a non-negative integer.
     """
     if isinstance(id, bool) or not isinstance(id, (int, np.integer)) or id < 0:
         raise InvalidArguments(f"{what} id {id!r} is not a non-negative int", where=where, fix="use 0, 1, ...")
@@ -73,13 +73,13 @@ def _dim_text(dim: Dim) -> str:
 
 
 def word(name: str) -> str:
-    """A name as the text form writes it: as it is where that reads back as a name, else quoted."""
+    """A name in the text form: unquoted if that reads back as a name, else quoted."""
     return name if _PLAIN.fullmatch(name) and name not in _WORDS else quoted(name)
 
 
 def quoted(text: str) -> str:
-    """`text` as a JSON string: how names that are no identifiers, and string attributes, are printed."""
-    import json  # costs a millisecond of `import opgraph`, and is rarely needed
+    """`text` as a JSON string: the form of string attributes and of names that are not identifiers."""
+    import json  # would add a millisecond to `import opgraph`, and is rarely needed
 
     return json.dumps(text)
 

@@ -1,7 +1,7 @@
 """The data types, one record each.
 
-Names are oneDNN's, plus f64. A record carries what other stages need to know about a type, so that no second
-table of type names exists: the NumPy dtype, the C++ storage and compute types, and the ONNX element type.
+Names are oneDNN's, plus f64. A record holds everything that other stages need, so that no second table of type names
+exists: the NumPy dtype, the C++ storage and compute types, and the ONNX element type.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class DType:
 
     Attributes:
         name: oneDNN's name, or f64.
-        numpy: the NumPy dtype whose arrays stand for it (ml_dtypes' for the types that NumPy lacks).
+        numpy: the NumPy dtype of its arrays (from ml_dtypes for the types that NumPy lacks).
         category: "float", "int", "bool", or "storage": quantized storage without arithmetic.
         storage: C++ type of one element in memory; "" for storage-only types.
         compute: C++ type in which one element is computed; f16 and bf16 compute in float.
@@ -41,7 +41,7 @@ class DType:
 
     @property
     def is_float(self) -> bool:
-        """Whether it has floating-point arithmetic."""
+        """True if the type has floating-point arithmetic."""
         return self.category == "float"
 
     def __str__(self) -> str:
@@ -72,10 +72,10 @@ BY_NUMPY: dict[np.dtype[np.generic], DType] = {t.numpy: t for t in _ALL}
 
 FLOATS: tuple[str, ...] = tuple(t.name for t in _ALL if t.category == "float")
 INTS: tuple[str, ...] = tuple(t.name for t in _ALL if t.category == "int")
-#: Types with arithmetic: what pointwise ops may take.
+#: Types with arithmetic; pointwise ops may take them.
 ARITHMETIC: tuple[str, ...] = (*FLOATS, *INTS, "boolean")
 
-#: The dtype of a scalar constant before it meets a tensor, and of an opaque value whose type nobody stated.
+#: The dtype of a scalar constant before an op combines it with a tensor, and of an opaque value of undeclared type.
 UNDEF = "undef"
 
 

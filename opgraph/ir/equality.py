@@ -1,4 +1,4 @@
-"""Equality of graphs by content: ids, op names and insertion order do not count; ports, shapes and wiring do."""
+"""Equality of graphs by content: compares ports, shapes and wiring; ignores ids, op names and insertion order."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order
 
-#: More rounds than any graph is known to need; each follows all paths down and up.
+#: Maximum number of refinement rounds, more than any known graph needs. Each round follows all paths down and up.
 MAX_ROUNDS = 10
 
 
 def fingerprint(graph: Content) -> tuple[object, ...]:
-    """A value equal for two graphs if their contents are equal, and different if they are not.
+    """Returns a value that is equal for two graphs if and only if their contents are equal.
 
-    Every op is named by what it computes: a hash of its kind, attributes and inputs. Where that leaves two ops, or two
-    inputs without a name, alike, they are named by how they are used as well, until no more of them can be told apart.
-    (Weisfeiler and Lehman's refinement. What it cannot tell apart are rings of equal ops over inputs without names, of
-    one length twice or of twice the length. Hashes are sha256.)
+    Each op is identified by a hash of its kind, attributes and inputs. Where two ops, or two unnamed inputs, have the
+    same hash, their uses are hashed in as well, until no more of them can be distinguished. (This is the refinement of
+    Weisfeiler and Lehman. It cannot distinguish two rings of equal ops over unnamed inputs from one ring of twice the
+    length. Hashes are sha256.)
     """
     ops = graph.ops if graph.is_finalized else topological_order({o.id: o for o in graph.ops}, graph.producer)
     graph_outputs = graph.outputs
@@ -46,7 +46,7 @@ def fingerprint(graph: Content) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class _Hashes:
-    """What is computed: by op id, and by tensor id."""
+    """Hashes of the computation: by op id, and by tensor id."""
 
     ops: dict[int, str]
     values: dict[int, str]
@@ -69,7 +69,7 @@ def _computes(ops: Sequence[Op], ports: dict[int, str], fixed: dict[int, str], s
 def _is_used(
     ops: Sequence[Op], outputs: Sequence[LogicalTensor], hashes: _Hashes
 ) -> tuple[dict[int, str], dict[int, list[str]]]:
-    """By op id, a hash of an op and of all that its results are used for; by tensor id, the uses."""
+    """By op id, a hash of the op and of all uses of its results; by tensor id, the uses."""
     uses: dict[int, list[str]] = {}
     for tensor in outputs:
         uses.setdefault(tensor.id, []).append(f"output {tensor.name!r}")
@@ -90,7 +90,7 @@ def constant_digest(tensor: LogicalTensor) -> str:
 
 
 def _fixed_part(op: Op) -> str:
-    """What an op is, apart from its wiring."""
+    """The text of an op without its wiring."""
     attrs = [f"{name!r}={_attr_bits(value)}" for name, value in sorted(op.attrs.items())]
     return "\0".join([op.kind, *attrs, str(len(op.inputs)), *[_type(t) for t in op.outputs]])
 
@@ -104,7 +104,7 @@ def _type(tensor: LogicalTensor) -> str:
 
 
 def _attr_bits(value: AttrValue) -> str:
-    # repr tells 0.0 from -0.0 and writes every nan alike; bool and int differ too.
+    # repr distinguishes 0.0 from -0.0 and has one text for all nans; the type name distinguishes bool from int.
     return f"{type(value).__name__}{value!r}"
 
 

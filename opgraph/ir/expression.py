@@ -1,8 +1,8 @@
 """A one-line notation for small compositions of ops: `Multiply(x, Sigmoid(Multiply(x, $alpha)))`.
 
-Fusion rules and the decompositions of op records are written in it. A bare name is any value (the same name twice:
-the same value), `$name` a scalar constant or an attribute, a number a scalar constant of that value, and
-`Kind(..., key=value)` an op with attributes: numbers, words, true and false, and lists such as `[0, 2]`.
+Fusion rules and the decompositions of op records use it. A bare name is any value (the same name is the same value).
+`$name` is a scalar constant or an attribute. A number is a scalar constant of that value. `Kind(..., key=value)` is an
+op with attributes: numbers, words, true and false, and lists such as `[0, 2]`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Num:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An op. Attribute values are literals, or a Param to capture or to fill in."""
+    """An op. Attribute values are literals, or a Param that a match captures or a decomposition fills in."""
 
     kind: str
     args: tuple[Expr, ...]
@@ -93,7 +93,7 @@ def _expr(tokens: list[tuple[str, str]], at: int, text: str) -> tuple[Expr, int]
 
 
 def _call(kind: str, tokens: list[tuple[str, str]], at: int, text: str) -> tuple[Call, int]:
-    # Nesting is as deep as the notation is written by hand, so the mutual recursion with _expr is bounded.
+    # Expressions are written by hand, so the depth of the mutual recursion with _expr is bounded.
     args: list[Expr] = []
     attrs: list[tuple[str, Literal | Param]] = []
     while at < len(tokens) and tokens[at] != ("sign", ")"):
@@ -130,7 +130,7 @@ def _attribute(tokens: list[tuple[str, str]], at: int, text: str) -> tuple[Liter
 
 
 def _number(word: str) -> int | float:
-    """Attributes tell integers from floats."""
+    """The number, as an int if it has no point or exponent: attributes distinguish integers from floats."""
     return int(word) if word.lstrip("+-").isdigit() else float(word)
 
 

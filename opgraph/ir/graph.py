@@ -1,4 +1,4 @@
-"""Graph: the only builder. Ops on logical tensors, connected by tensor id, locked by `finalize`."""
+"""Graph: ops on logical tensors, connected by tensor id. All graphs are built with it; `finalize` locks it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class Graph(Content):
     """A directed acyclic graph of ops on logical tensors.
 
-    Two ways to build it, on the same graph: oneDNN's (`add_op(Op(...))` on LogicalTensors that the caller numbers)
-    and the short one (`input`, `constant`, `add_op("Kind", x, y, attr=...)`, `output`).
+    There are two ways to build it, which can be mixed: oneDNN's (`add_op(Op(...))` on LogicalTensors that the caller
+    numbers) and the short form (`input`, `constant`, `add_op("Kind", x, y, attr=...)`, `output`).
 
     Graphs compare by content: kinds, attributes, wiring, shapes, dtypes, constants by their bits, and the names of
     inputs and outputs. Ids, the order of insertion, op names and names of inner tensors do not count.
 
     Args:
-        engine: the engine kind that partitions are made for, "cpu" or "cuda"; an Engine stands for its kind.
-        fpmath: oneDNN's allowance for less precision; "strict" (none) is all that there is.
+        engine: the engine kind of the partitions, "cpu" or "cuda"; an Engine stands for its kind.
+        fpmath: oneDNN's mode for reduced precision; only "strict" (none) is supported.
 
     Raises:
         InvalidArguments: unknown engine kind or fpmath mode.
@@ -50,12 +50,12 @@ class Graph(Content):
         self._order = None
         self._consumers = {}
         self._outputs = ()
-        #: Values that inputs have where a call gives none, by name (an ONNX model may state some). Like `source` no
-        #: part of the graph's content: the text form leaves them out, and graphs with other ones are equal.
+        #: Default values of inputs that a call omits, by name (an ONNX model may have some). Like `source`, they are
+        #: not part of the graph's content: the text form omits them, and equality ignores them.
         self.defaults: dict[str, Any] = {}
-        #: Remarks of whoever built the graph (an importer), shown by `explain`.
+        #: Remarks of the importer or other builder of the graph; `explain` prints them.
         self.notes: list[str] = []
-        #: What the graph was imported from, for an export that keeps names and metadata; not part of its content.
+        #: The origin of an imported graph; an export takes names and metadata from it. Not part of the content.
         self.source: object | None = None
 
     # -- building -----------------------------------------------------------------------------------------------
@@ -66,11 +66,11 @@ class Graph(Content):
         Args:
             name: unique among the inputs; arrays are bound by it.
             dtype: a dtype name.
-            shape: int, None (unknown) or a symbol (str) per dimension; None: even their number is unknown.
+            shape: int, None (unknown) or a symbol (str) per dimension; None if the number of dimensions is unknown.
 
         Raises:
             InvalidGraph: the graph is finalized, or has an input of that name.
-            InvalidArguments, InvalidDataType: a name, dimension or dtype that cannot be.
+            InvalidArguments, InvalidDataType: invalid name, dimension or dtype.
         """
         self._check_open(f'input "{name}"')
         if not isinstance(name, str) or not name:
@@ -87,14 +87,14 @@ class Graph(Content):
 
         Args:
             name: for messages and the text form; "" for none.
-            value: an array, or a Python number; a number without `dtype` takes the dtype of what it first meets, and
-                is rounded to it then (f32 where it meets nothing). A writable array is copied.
-            dtype: what to convert to: floats are rounded once, anything else must fit exactly.
+            value: an array, or a Python number. A number without `dtype` takes the dtype of the first operands that an
+                op combines it with, and is rounded to it (f32 if there are none). A writable array is copied.
+            dtype: the dtype to convert to: floats are rounded once, other values must be representable exactly.
 
         Raises:
             InvalidGraph: the graph is finalized.
-            InvalidDataType: a dtype that opgraph does not have, or values that are none of it.
-            InvalidArguments: neither number nor array.
+            InvalidDataType: opgraph does not have the dtype, or the dtype does not hold a value.
+            InvalidArguments: `value` is neither a number nor an array.
         """
         where = f'constant "{name}"'
         self._check_open(where)
@@ -113,22 +113,22 @@ class Graph(Content):
         outputs: int | None = None,
         **attrs: Any,
     ) -> Any:
-        """Adds an op: a complete `Op`, which is copied, or (short way) a kind with its inputs and attributes.
+        """Adds an op: a complete `Op`, which is copied, or (short form) a kind with its inputs and attributes.
 
         Args:
             op: an Op, or the name of a kind.
             inputs: LogicalTensors; a number stands for a scalar constant.
             name: names the op and its (first) output.
-            dtype: dtype of the output where the inputs do not determine it (TypeCast).
-            outputs: how many outputs, for kinds with a variable number.
+            dtype: dtype of the output if the inputs do not determine it (TypeCast).
+            outputs: number of outputs, for kinds with a variable number.
             attrs: attributes by keyword.
 
-        Returns: short way: the output LogicalTensor, a tuple for several. Otherwise None.
+        Returns: in the short form the output LogicalTensor, a tuple for several outputs; otherwise None.
 
         Raises:
             InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
-            InvalidGraph: the graph is finalized, an id is taken, or (short way) a tensor is of another graph. An `Op`
-                is wired by ids alone, as in oneDNN.
+            InvalidGraph: the graph is finalized, an id is taken, or (short form) a tensor belongs to another graph. An
+                `Op` is wired by ids alone, as in oneDNN.
             In every case the graph is unchanged.
         """
         if isinstance(op, Op):
@@ -148,8 +148,8 @@ class Graph(Content):
         """Marks tensors as outputs (oneDNN's End). Values without a consumer are outputs anyway.
 
         Raises:
-            InvalidGraph: the graph is finalized, or has no such tensor: none of this id, or one of another name, dtype
-                or shape. None is marked then.
+            InvalidGraph: the graph is finalized, or a tensor is not in it: the id is unknown, or belongs to a tensor of
+                another name, dtype or shape. No tensor is marked then.
         """
         self._check_open("Graph.output")
         ids = self._tables.known_ids(tensors, "Graph.output")
@@ -170,13 +170,13 @@ class Graph(Content):
         self._tables.exact_outputs = True
 
     def __copy__(self) -> Graph:
-        return copy.deepcopy(self)  # what is added to one is not added to the other
+        return copy.deepcopy(self)  # ops added to the copy are not added to the original
 
     def _check_open(self, where: str) -> None:
         if self._order is not None:
             raise InvalidGraph("the graph is finalized and cannot be changed", where=where, fix="build a new Graph")
 
-    # What importers and the text form build with: ids of their own choice, outputs as they are declared elsewhere.
+    # For importers and the text form: they choose ids, and declare outputs separately.
 
     @property
     def _next_tensor(self) -> int:
@@ -211,27 +211,27 @@ class Graph(Content):
         """Connects, checks and locks the graph; does nothing the second time. Returns the graph.
 
         Raises:
-            InvalidGraph: mentions of one tensor disagree, a cycle, ill-named inputs or outputs.
-            InvalidShape: shapes that cannot be.
-            The graph is unchanged then, and open.
+            InvalidGraph: mentions of one tensor disagree, the graph has a cycle, input or output names clash.
+            InvalidShape: contradictory shapes.
+            After an error the graph is unchanged and open.
         """
         if self._order is None:
             with no_collector():
                 outputs = self._tables.output_ids()
                 order, self._tables.tensors, self._consumers = verify_graph(self._tables, outputs)
             self._outputs = tuple(outputs)
-            self._order = order  # last: the graph is finalized now, also for another thread
+            self._order = order  # set last: from here on the graph is finalized, for other threads as well
         return self
 
     def get_partitions(self, policy: str = "fusion", *, disable: Sequence[str] = ()) -> list[Partition]:
         """Cuts the graph into partitions, in topological order; every op but End is in exactly one.
 
         Args:
-            policy: "fusion", or "debug": every op alone.
-            disable: names of units not to look for ("swish", "gelu" ...): their ops are computed as they are written.
+            policy: "fusion", or "debug" (every op alone).
+            disable: names of units that are not matched ("swish", "gelu" ...): their ops are computed as written.
 
         Raises:
-            InvalidGraph: not finalized.
+            InvalidGraph: the graph is not finalized.
             InvalidArguments: unknown policy, or a unit that no rule makes.
         """
         from opgraph.partition.partitioner import partition  # front door: a later stage
@@ -240,7 +240,7 @@ class Graph(Content):
         return list(partition(self, policy=policy, rules=rules_without(disable)).partitions)
 
     def explain(self, policy: str = "fusion", *, disable: Sequence[str] = ()) -> Report:
-        """For each op, the partition and the rule that took it, or why it stayed unfused; finalizes if need be.
+        """For each op: its partition and rule, or the reason why it stayed unfused. Finalizes the graph if needed.
 
         Args:
             policy, disable: as for `get_partitions`.

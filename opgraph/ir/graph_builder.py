@@ -1,4 +1,4 @@
-"""A graph in the making: ops are entered once, however often they are asked for, and what nothing needs is left out."""
+"""Builds derived graphs: equal ops are entered once, and ops that no output needs are dropped."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class GraphBuilder:
     """Builds a graph op by op; equal ops on equal operands are one op.
 
     Args:
-        source: a graph whose tensors and ops may be copied; what is new gets ids above all of its own.
+        source: a graph whose tensors and ops may be copied; new tensors and ops get ids above all ids of it.
 
     Attributes:
         ops: every op so far, producers first.
-        active: ids of the tensors that a gradient is wanted of.
+        active: ids of the tensors whose gradients are requested.
     """
 
     def __init__(self, source: Graph) -> None:
@@ -42,7 +42,7 @@ class GraphBuilder:
 
     @classmethod
     def inside(cls, op: Op, first: int) -> GraphBuilder:
-        """For what an op is made of: on its own inputs, gradients of all wanted, with new ids from `first` on."""
+        """A builder for the parts of an op: on its inputs, all of them active, with new ids from `first` on."""
         builder = cls(Graph())
         for tensor in op.inputs:
             builder.graph._tables.enter_tensor(tensor)
@@ -51,7 +51,7 @@ class GraphBuilder:
         return builder
 
     def input(self, tensor: LogicalTensor) -> LogicalTensor:
-        """Declares an input (or a constant), as it is."""
+        """Declares an input (or a constant), unchanged."""
         if tensor.is_constant:
             self.graph._tables.enter_tensor(tensor)
         else:
@@ -59,20 +59,20 @@ class GraphBuilder:
         return tensor
 
     def new_input(self, name: str, like: LogicalTensor) -> LogicalTensor:
-        """Declares an input of another tensor's dtype and dimensions."""
+        """Declares an input with another tensor's dtype and dimensions."""
         return self.input(LogicalTensor(self.graph._next_tensor, like.dtype, like.dims, name=name))
 
     def copy(self, op: Op, tensors: Mapping[int, LogicalTensor]) -> Op:
         """Enters an op of the source, under its own id.
 
         Args:
-            tensors: what stands for its inputs here, by id.
+            tensors: the tensors that replace its inputs, by id.
 
-        Returns: the op, or an equal one that is here already.
+        Returns: the op, or an equal one that was entered before.
         """
         inputs = tuple(tensors[t.id] for t in op.inputs)
         key = _key(op.kind, inputs, op.attrs, op.outputs[0].dtype if op.outputs else None, len(op.outputs))
-        foreign = opdef.get(op.kind, where=op.label).foreign  # two of these may draw two random numbers
+        foreign = opdef.get(op.kind, where=op.label).foreign  # two equal ones may draw different random numbers
         known = None if foreign else self._known.get(key)
         if known is None:
             known = self.graph._add(op.id, op.kind, inputs, op.outputs, op.name, op.attrs)
@@ -80,11 +80,11 @@ class GraphBuilder:
         return known
 
     def enter(self, op: Op) -> None:
-        """Enters an op of the source as it is, even if an equal one is here already."""
+        """Enters an op of the source unchanged, even if an equal one was entered before."""
         self._enter(self.graph._add(op.id, op.kind, op.inputs, op.outputs, op.name, op.attrs))
 
     def __call__(self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any) -> Any:
-        """As `Graph.add_op`, short way: the output, or a tuple of them."""
+        """Like the short form of `Graph.add_op`: returns the output, or a tuple of outputs."""
         record = opdef.get(kind, where="a derived graph")
         count = sum(not p.optional for p in record.outputs)
         typed = _typed(record, inputs, dtype, count)
@@ -94,13 +94,13 @@ class GraphBuilder:
         return self._instead.get(outputs[0].id, outputs[0]) if len(outputs) == 1 else outputs
 
     def stand_in(self, made: LogicalTensor, value: LogicalTensor) -> None:
-        """Whoever asks for the op that makes a value by calling this is given another one."""
+        """Makes calls of this builder that would return the value `made` return `value` instead."""
         self._instead[made.id] = value
 
     def fresh(
         self, kind: str, /, *inputs: LogicalTensor | float, dtype: str | None = None, **attrs: Any
     ) -> tuple[LogicalTensor, ...]:
-        """Enters an op, even if an equal one is here already; returns its outputs."""
+        """Enters an op, even if an equal one was entered before; returns its outputs."""
         made = self.graph.add_op(kind, *inputs, dtype=dtype, **attrs)
         op = self.graph.producer((made[0] if isinstance(made, tuple) else made).id)
         assert op is not None
@@ -108,7 +108,7 @@ class GraphBuilder:
         return op.outputs
 
     def wants(self, tensor: LogicalTensor) -> bool:
-        """Whether the gradient of a tensor is asked for."""
+        """True if the gradient of a tensor is requested."""
         return tensor.id in self.active
 
     def like(
@@ -119,7 +119,7 @@ class GraphBuilder:
         name: str,
         attrs: opdef.Attrs,
     ) -> tuple[LogicalTensor, ...]:
-        """Enters an op with outputs of the dtypes and shapes of some tensors; returns them."""
+        """Enters an op whose outputs have the dtypes and shapes of `outputs`; returns its outputs."""
         first = self.graph._next_tensor
         made = tuple(LogicalTensor(first + i, t.dtype, t.dims) for i, t in enumerate(outputs))
         op = self.graph._add(self.graph._next_op, kind, tuple(inputs), made, name, dict(attrs))
@@ -128,7 +128,7 @@ class GraphBuilder:
 
     def _enter(self, op: Op) -> None:
         self.ops.append(op)
-        # Asked for with the dtype of its output, or without one, which then follows from the operands.
+        # A request may state the dtype of the output, or none; the dtype then follows from the operands.
         for dtype in (op.outputs[0].dtype, *([None] if _follows(op) else [])) if op.outputs else ():
             self._known.setdefault(_key(op.kind, op.inputs, op.attrs, dtype, len(op.outputs)), op)
 
@@ -138,11 +138,11 @@ class GraphBuilder:
         """Enters an expression in the one-line notation.
 
         Args:
-            values: what its names stand for.
-            attrs: what its parameters stand for.
-            dtype: bf16 or f16, in which the result is wanted where its op may meet f32 operands.
+            values: the values of its names.
+            attrs: the values of its parameters.
+            dtype: bf16 or f16: the requested result dtype if the op may take f32 operands as well.
         """
-        # Expressions are as deep as somebody wrote them on one line, so the recursion is bounded.
+        # Expressions are written by hand on one line, so the recursion depth is bounded.
         if isinstance(tree, Var):
             return values[tree.name]
         if isinstance(tree, Num):
@@ -154,7 +154,7 @@ class GraphBuilder:
     def call(
         self, tree: Call, values: Mapping[str, LogicalTensor], attrs: opdef.Attrs, wanted: str | None = None
     ) -> LogicalTensor:
-        """Enters one call of an expression, and what it is given."""
+        """Enters one call of an expression, and its arguments."""
         record = opdef.get(tree.kind, where="an expression")
         args = [self.expression(arg, values, attrs) for arg in tree.args]
         own: dict[str, Any] = {
@@ -172,10 +172,10 @@ class GraphBuilder:
         return made
 
     def finish(self, outputs: Mapping[str, LogicalTensor]) -> Graph:
-        """The finalized graph of what the outputs need: inputs that are used in the order of their declaration, ops.
+        """The finalized graph with only the inputs (in order of declaration) and ops that the outputs need.
 
         Args:
-            outputs: name -> tensor, each tensor made by an op and named once.
+            outputs: name -> tensor; each tensor is made by an op and has one name.
         """
         names = {t.id: name for name, t in outputs.items()}
         kept, needed = needed_ops(self.ops, names)
@@ -199,8 +199,8 @@ def _key(kind: str, inputs: Iterable[LogicalTensor], attrs: opdef.Attrs, dtype: 
 
 
 def _operand_key(tensor: LogicalTensor) -> object:
-    """The id of a tensor, or a constant number as its dtype and text: 2 and 2.0 are one number in one dtype, but no
-    whole number is rounded to a float."""
+    """The id of a tensor, or the dtype and text of a constant number. 2 and 2.0 in one dtype have the same key, but an
+    integer that a float does not hold exactly keeps its own text."""
     if tensor.data is None or tensor.data.ndim > 0:
         return tensor.id
     number = tensor.data.item()
@@ -210,7 +210,7 @@ def _operand_key(tensor: LogicalTensor) -> object:
 def _typed(
     record: opdef.OpDef, inputs: Sequence[LogicalTensor | float], dtype: str | None, outputs: int
 ) -> Sequence[LogicalTensor]:
-    """Operands of an op, numbers as constants of the dtypes that they have there; none where they do not fit it."""
+    """Operands of an op, with numbers as constants of the dtypes that the op gives them; empty if they do not fit."""
     given = [v if isinstance(v, LogicalTensor) else _constant(v) for v in inputs]
     if all(isinstance(value, LogicalTensor) for value in inputs):
         return given
@@ -222,13 +222,13 @@ def _typed(
 
 
 def _constant(value: float) -> LogicalTensor:
-    """A number as a constant, whose id does not count."""
+    """A number as a constant; its id is a dummy."""
     dtype, data = constant_data(value, None, "a number")
     return LogicalTensor(0, dtype, (), data=data)
 
 
 def _follows(op: Op) -> bool:
-    """Whether the dtype of an op's result is the one that it has where none is asked for."""
+    """True if the result has the dtype that is inferred when none is requested."""
     record, port = opdef.of(op), opdef.of(op).outputs[0]
     if port.type not in record.types or any(p.type == port.type for p in record.inputs):
         return True
@@ -240,7 +240,7 @@ def _follows(op: Op) -> bool:
 
 
 def _may_mix(record: opdef.OpDef) -> bool:
-    """Whether operands and result may have different dtypes, so that a number need not be rounded to theirs."""
+    """True if operands and result may have different dtypes, so that a number need not be rounded to theirs."""
     return len({p.type for p in (*record.inputs, *record.outputs)} & record.types.keys()) > len(record.inputs) > 1
 
 

@@ -1,4 +1,4 @@
-"""Tables: what a graph holds, by id, and how an op enters them."""
+"""Tables: the content of a graph by id, and the entry of ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.ir.op import Op
 from opgraph.ir.shapes import dims_agree
 
-#: More names than these are not listed in a message.
+#: The most names that a message lists.
 _MOST_NAMES = 4
 
 
@@ -23,15 +23,15 @@ class Tables:
     """The content of a graph.
 
     Attributes:
-        ops: by id, as added.
-        tensors: by id: the first mention, with the dtype of an untyped constant once it has met one.
+        ops: by id, in the order of addition.
+        tensors: by id: the first mention. An untyped constant gets its dtype when an op determines it.
         producer: the op that makes a tensor, by tensor id.
-        inputs: ids of what no op makes, in the order of declaration or first use (a dict for its order).
-        declared: name -> id of the inputs that were declared, and not merely read by an op.
-        outputs: ids of what was declared an output, in order.
-        exact_outputs: whether there are no outputs but these.
+        inputs: ids of tensors that no op makes, in the order of declaration or first use (a dict for its order).
+        declared: name -> id of the inputs that were declared, as opposed to only read by an op.
+        outputs: ids of the declared outputs, in order.
+        exact_outputs: True if these are the only outputs.
         conflicts: mentions that disagree; finalize reports them, as in oneDNN.
-        next_tensor, next_op: ids above all in use.
+        next_tensor, next_op: ids above all ids in use.
     """
 
     ops: dict[int, Op] = field(default_factory=dict)
@@ -86,17 +86,16 @@ class Tables:
         for op in self.ops.values():
             for tensor in (*op.inputs, *op.outputs):
                 self._own(tensor)
-        for tensor in self.tensors.values():  # from a pickle they come without
+        for tensor in self.tensors.values():  # unpickled tensors have no owner
             self._own(tensor)
 
     def check_own(self, tensor: LogicalTensor, where: str) -> None:
-        """Refuses a tensor that belongs to another graph; ids alone do not tell, every graph counts from 0.
+        """Checks that a tensor does not belong to another graph. Ids do not distinguish graphs: all count from 0.
 
-        A tensor that no graph has taken yet is the caller's own. Copies of a graph, and graphs made from it, share its
-        tensors.
+        A tensor that is in no graph yet passes. Copies of a graph, and graphs made from it, share its tensors.
 
         Raises:
-            InvalidGraph: it does; names both graphs.
+            InvalidGraph: the tensor belongs to another graph; the message names both.
         """
         owner, known = tensor._owner, self.tensors.get(tensor.id)
         if owner is None or (known is not None and known._owner is owner):
@@ -113,16 +112,16 @@ class Tables:
 
     @property
     def label(self) -> str:
-        """How messages call the graph: by its inputs and outputs."""
+        """The name of the graph in messages: its inputs and outputs."""
         ins, outs = (_listed([port_name(self.tensors[i]) for i in ids]) for ids in (self.inputs, self.output_ids()))
         return f"graph({ins}) -> ({outs})"
 
     def known_ids(self, tensors: Iterable[LogicalTensor], where: str) -> list[int]:
-        """The ids of tensors that are here.
+        """The ids of tensors of this graph.
 
         Raises:
-            InvalidArguments: no LogicalTensor.
-            InvalidGraph: one of another graph, or with another name or type than the one of this graph.
+            InvalidArguments: an item is not a LogicalTensor.
+            InvalidGraph: a tensor belongs to another graph, or has another name or type than this graph's.
         """
         ids = []
         for tensor in tensors:
@@ -147,7 +146,7 @@ class Tables:
         return ids
 
     def output_ids(self) -> list[int]:
-        """Outputs: what was declared, what End reads, then values without a consumer."""
+        """Ids of outputs: declared ones, inputs of End, then values without a consumer."""
         if self.exact_outputs:
             return list(self.outputs)
         consumed = {t.id for op in self.ops.values() if op.kind != "End" for t in op.inputs}
@@ -164,7 +163,7 @@ def _listed(names: list[str]) -> str:
 
 
 def agree(known: LogicalTensor, mention: LogicalTensor) -> bool:
-    """Whether two mentions of one id may stand: equal, or the first an untyped constant that meets its dtype now."""
+    """True if two mentions of one id are equal, or the first is an untyped constant that gets its dtype now."""
     if known.is_constant and mention.is_constant and dtypes.UNDEF == known.dtype != mention.dtype:
         known = rounded(known, mention.dtype)
     names_agree = known.name == mention.name or known.name is None or mention.name is None
@@ -172,7 +171,7 @@ def agree(known: LogicalTensor, mention: LogicalTensor) -> bool:
 
 
 def _may_be(known: LogicalTensor, mention: LogicalTensor) -> bool:
-    """Whether what a mention says of a tensor holds; what it leaves open may be anything."""
+    """True if the name, dtype and dims of a mention fit the known tensor; unstated parts fit anything."""
     return (
         mention.name in (None, known.name)
         and (dtypes.UNDEF in (mention.dtype, known.dtype) or mention.dtype == known.dtype)
@@ -181,10 +180,10 @@ def _may_be(known: LogicalTensor, mention: LogicalTensor) -> bool:
 
 
 def rounded(tensor: LogicalTensor, dtype: str) -> LogicalTensor:
-    """An untyped scalar constant in a dtype: rounded once if that is a float, else exact.
+    """An untyped scalar constant in a dtype: rounded once to a float dtype, else exact.
 
     Raises:
-        InvalidDataType: the number is none of this dtype.
+        InvalidDataType: the dtype does not hold the number.
     """
     assert tensor.data is not None
     return tensor.with_(dtype=dtype, data=converted(tensor.data, dtypes.get(dtype, where=tensor.label), tensor.label))

@@ -1,4 +1,4 @@
-"""Content: what a graph holds, to look at; `Graph` is the content that can be built."""
+"""Content: the read-only side of a graph; `Graph` adds the methods that build it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from opgraph.ir.op import Op
 
 
 class Content:
-    """The ops and tensors of a graph. Abstract: it is filled by `Graph`."""
+    """The ops and tensors of a graph. Abstract: `Graph` fills it."""
 
     _tables: Tables
-    #: Ops in topological order, once the graph is finalized.
+    #: Ops in topological order; None until the graph is finalized.
     _order: tuple[Op, ...] | None
     _consumers: dict[int, list[Op]]
     _outputs: tuple[int, ...]
 
     @property
     def is_finalized(self) -> bool:
-        """Whether `finalize` succeeded; nothing can be added then."""
+        """True if `finalize` succeeded; the graph can then no longer be changed."""
         return self._order is not None
 
     @property
@@ -31,7 +31,7 @@ class Content:
 
     @property
     def outputs(self) -> tuple[LogicalTensor, ...]:
-        """Outputs: those declared, in that order, then all values without a consumer."""
+        """Outputs: the declared ones in order, then all values without a consumer."""
         ids = self._outputs if self.is_finalized else self._tables.output_ids()
         return tuple(self._tables.tensors[i] for i in ids)
 
@@ -42,11 +42,11 @@ class Content:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Ops: in topological order once finalized, before that as added."""
+        """Ops: in topological order once finalized, before that in the order of addition."""
         return self._order if self._order is not None else tuple(self._tables.ops.values())
 
     def tensor(self, id: int) -> LogicalTensor:
-        """The logical tensor of an id, as far as known by now.
+        """The logical tensor of an id; before `finalize`, as far as known.
 
         Raises:
             InvalidArguments: unknown id.

@@ -1,7 +1,7 @@
-"""LogicalTensor: what an edge of the graph carries, without the memory behind it.
+"""LogicalTensor: the description of one edge of the graph, without its memory.
 
-A value, as in oneDNN Graph: never edited, a new one with the same id takes its place. A constant is a LogicalTensor
-with data.
+It is an immutable value, as in oneDNN Graph: to change it, a new one with the same id replaces it. A constant is a
+LogicalTensor with data.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class LogicalTensor:
     Args:
         id: unique in its graph; two mentions of one id must be equal.
         dtype: a name of `opgraph.ir.dtypes`, or "undef".
-        dims: one entry per dimension: int, symbol or None (unknown); `None` for an unknown number of dimensions,
+        dims: one entry per dimension: int, symbol or None (unknown); `None` if the number of dimensions is unknown,
             `()` for a scalar.
         layout: "strided" (default), "any", "undef" or "opaque".
         property: "variable" (default), "constant", "host_scalar" or "undef".
-        strides: in elements, for layout "strided"; row-major when left out.
-        name: optional; names of inputs and outputs are how arrays are bound.
+        strides: in elements, for layout "strided"; row-major if omitted.
+        name: optional; arrays are bound to inputs and outputs by name.
         data: the value of a constant: a NumPy array, copied if it is writable; its property becomes "constant".
 
     Raises:
@@ -57,8 +57,8 @@ class LogicalTensor:
     strides: tuple[int, ...] | None = None
     name: str | None = None
     data: np.ndarray | None = None
-    #: The first graph that took it (its `Tables`): the short way tells tensors of two graphs apart by it. No part of
-    #: the value.
+    #: The first graph that contained it (its `Tables`). The short form of `add_op` uses it to distinguish tensors of
+    #: two graphs. Not part of the value.
     _owner: ReferenceType[object] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class LogicalTensor:
                 fix="give data of the declared dtype and dims",
             )
         if _may_change(data):
-            # The caller keeps a writable array of that memory: only a copy stays what it is.
+            # The caller keeps a writable array on that memory, so only a copy is sure to stay unchanged.
             data = data.copy()
             data.flags.writeable = False
             object.__setattr__(self, "data", data)
@@ -130,32 +130,32 @@ class LogicalTensor:
 
     @getter
     def label(self) -> str:
-        """How messages call this tensor."""
+        """The name of this tensor in messages."""
         return f'tensor "{self.name}"' if self.name else f"tensor {self.id}"
 
     @getter
     def type_text(self) -> str:
-        """dtype and dimensions, as the graph's text form writes them: f32[8,?,batch]; f32[*] for unknown rank."""
+        """dtype and dimensions in the graph's text form: f32[8,?,batch]; f32[*] for unknown rank."""
         return self.dtype + dims_text(self.dims)
 
     @getter
     def ndim(self) -> int | None:
-        """The number of dimensions, or None where it is unknown."""
+        """The number of dimensions, or None if unknown."""
         return None if self.dims is None else len(self.dims)
 
     @getter
     def is_constant(self) -> bool:
-        """Whether it has data."""
+        """True if it has data."""
         return self.data is not None
 
     @getter
     def is_scalar_constant(self) -> bool:
-        """Whether it has data of no dimension."""
+        """True if it has data without dimensions."""
         return self.data is not None and self.data.ndim == 0
 
     @getter
     def has_known_shape(self) -> bool:
-        """Whether every dimension is an int."""
+        """True if every dimension is an int."""
         return self.dims is not None and all(type(d) is int for d in self.dims)
 
     def get_dims(self) -> tuple[Dim, ...]:
@@ -171,7 +171,7 @@ class LogicalTensor:
         return self.dims
 
     def get_strides(self) -> tuple[int, ...]:
-        """Strides in elements; row-major where none were given (a 0 dimension counts as 1, as in oneDNN).
+        """Strides in elements; row-major if none were given (a dimension of 0 counts as 1, as in oneDNN).
 
         Raises:
             InvalidArguments: the layout is not strided, or a dimension is unknown.
@@ -184,7 +184,7 @@ class LogicalTensor:
 
     @getter
     def odd_strides(self) -> tuple[int, ...] | None:
-        """The strides where they are given and not row-major, else None."""
+        """The strides if they are given and not row-major, else None."""
         if self.strides is None or (self.has_known_shape and self.strides == row_major(self.shape)):
             return None
         return self.strides
@@ -198,14 +198,14 @@ class LogicalTensor:
         """
         if not self.has_known_shape:
             raise InvalidArguments(f"the shape {self.type_text} is not known", where=self.label, fix="give int dims")
-        return self.dims  # type: ignore[return-value]  # every entry was just seen to be an int
+        return self.dims  # type: ignore[return-value]  # has_known_shape: every entry is an int
 
     @getter
     def mem_size(self) -> int:
-        """Bytes that the tensor spans, by its strides; s4 and u4 count half a byte, rounded up.
+        """Bytes that the tensor spans by its strides; s4 and u4 take half a byte, rounded up.
 
         Raises:
-            InvalidArguments: dtype, shape or layout is unknown.
+            InvalidArguments: the dtype, shape or layout is unknown.
         """
         if self.dtype == dtypes.UNDEF:
             raise InvalidArguments("the dtype is not known", where=self.label, fix="give a dtype")
@@ -216,9 +216,9 @@ class LogicalTensor:
         return (span + 1) // 2 if dtype.name in ("s4", "u4") else span * dtype.itemsize
 
     def is_equal(self, other: LogicalTensor) -> bool:
-        """Whether all fields agree, ids included; data compare by bits, the name does not count.
+        """True if all fields except the name agree, ids included; data compare by bits.
 
-        Strides that are row-major are equal to strides left out.
+        Row-major strides are equal to omitted strides.
         """
         return (
             (self.id, self.dtype, self.dims, self.layout, self.property, self.odd_strides)
@@ -238,7 +238,7 @@ class LogicalTensor:
         if not changes.keys() <= _FIELDS:
             raise TypeError(f"a LogicalTensor has no {', '.join(changes.keys() - _FIELDS)}")
         copy = object.__new__(LogicalTensor)
-        for name in self.__slots__:  # three times as fast as dataclasses.replace, which showed in large graphs
+        for name in self.__slots__:  # three times as fast as dataclasses.replace, noticeable in large graphs
             object.__setattr__(copy, name, changes[name] if name in changes else getattr(self, name))
         if "id" in changes:
             object.__setattr__(copy, "_owner", None)
@@ -246,7 +246,7 @@ class LogicalTensor:
         return copy
 
     def __copy__(self) -> LogicalTensor:
-        return self  # a value
+        return self  # an immutable value
 
     def __deepcopy__(self, memo: object) -> LogicalTensor:
         return self
@@ -263,8 +263,7 @@ _FIELDS = frozenset(LogicalTensor.__slots__) - {"_owner"}
 
 
 def _may_change(data: np.ndarray) -> bool:
-    """Whether somebody may write to the memory: a read-only view says nothing about the array, or the buffer, that it
-    is a view of."""
+    """True if the memory may be written: a read-only view may be of a writable array or buffer."""
     base: Any = data
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -276,10 +275,10 @@ def _may_change(data: np.ndarray) -> bool:
         return False
     try:
         return not memoryview(base).readonly
-    except TypeError:  # a tensor of another library, which may be written to through that
+    except TypeError:  # a tensor of another library, which may write to it
         return True
 
 
 def port_name(tensor: LogicalTensor) -> str:
-    """The name that arrays are bound by: the tensor's, or t<id>."""
+    """The name by which arrays are bound: the tensor's name, or t<id>."""
     return tensor.name if tensor.name is not None else f"t{tensor.id}"

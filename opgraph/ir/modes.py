@@ -1,16 +1,16 @@
-"""What a graph is made for: the kind of engine, and how precisely floats are computed."""
+"""Modes of a graph: the engine kind, and the precision of float computations."""
 
 from __future__ import annotations
 
 from opgraph.errors import InvalidArguments, Unimplemented
 
 ENGINE_KINDS = ("cpu", "cuda")
-#: oneDNN's allowances. Every op is computed in its own dtypes, which each of them allows.
+#: oneDNN's fpmath modes. Every op is computed in its own dtypes, which every mode allows.
 FPMATH_MODES = ("strict", "bf16", "f16", "tf32", "any")
 
 
 def checked_modes(engine: object, fpmath: object) -> str:
-    """The engine kind that a graph is asked to be for: a kind, or an engine of it.
+    """The engine kind of a graph, from a kind or from an engine of that kind.
 
     Raises:
         InvalidArguments: unknown engine kind or fpmath mode.

@@ -1,4 +1,4 @@
-"""Op: one node. Mutable while it is being put together; a graph keeps a locked copy."""
+"""Op: one node. It is mutable during construction; a graph keeps a locked copy."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Op:
         id: unique among the ops of a graph.
         kind: a name of the op set (`opgraph ops` lists them).
         inputs, outputs: LogicalTensors, in the order of the kind's schema.
-        name: for messages; `Kind_id` when left out.
+        name: for messages; `Kind_id` if omitted.
 
-    The schema is not checked here: `Graph.add_op` does that, as in oneDNN.
+    `Graph.add_op` checks the schema, as in oneDNN; the constructor does not.
 
     Raises:
-        InvalidArguments: an id that is no non-negative int, a kind or name that is no str, inputs or outputs that are
-            no LogicalTensors.
+        InvalidArguments: the id is not a non-negative int, the kind or name is not a str, or inputs or outputs are not
+            LogicalTensors.
     """
 
     __slots__ = ("_attrs", "_inputs", "_locked", "_outputs", "id", "kind", "name")
@@ -67,7 +67,7 @@ class Op:
         name: str,
         attrs: dict[str, AttrValue],
     ) -> Op:
-        """The form that a graph keeps: checked, complete, not to be changed."""
+        """Returns the form that a graph keeps: checked, complete and immutable."""
         op: Op = object.__new__(cls)
         op._put(True, id, kind, inputs, outputs, name, attrs)
         return op
@@ -82,7 +82,7 @@ class Op:
         name: str,
         attrs: dict[str, AttrValue],
     ) -> None:
-        # Past __setattr__, which asks whether the op is locked: that took a fifth of the time of building a graph.
+        # Bypasses __setattr__, whose check of the lock took a fifth of the time of building a graph.
         _set(self, "_locked", locked)
         _set(self, "id", id)
         _set(self, "kind", kind)
@@ -103,14 +103,14 @@ class Op:
 
     @property
     def attrs(self) -> dict[str, AttrValue]:
-        """A copy of the attributes; in a graph, defaults included."""
+        """A copy of the attributes; in a graph, with the defaults."""
         return dict(self._attrs)
 
     def attr(self, name: str) -> AttrValue:
         """One attribute.
 
         Raises:
-            InvalidArguments: it is not set.
+            InvalidArguments: the attribute is not set.
         """
         try:
             return self._attrs[name]
@@ -124,7 +124,7 @@ class Op:
 
         Raises:
             InvalidGraph: the op belongs to a graph already.
-            InvalidArguments: no LogicalTensor.
+            InvalidArguments: `tensor` is not a LogicalTensor.
         """
         return self.add_inputs((tensor,))
 
@@ -139,7 +139,7 @@ class Op:
 
         Raises:
             InvalidGraph: the op belongs to a graph already.
-            InvalidArguments: no LogicalTensor.
+            InvalidArguments: `tensor` is not a LogicalTensor.
         """
         return self.add_outputs((tensor,))
 
@@ -154,7 +154,7 @@ class Op:
 
         Raises:
             InvalidGraph: the op belongs to a graph already.
-            InvalidArguments: a name that is no str.
+            InvalidArguments: `name` is not a str.
         """
         self._check_open()
         if not isinstance(name, str):
@@ -163,7 +163,7 @@ class Op:
         return self
 
     def __setstate__(self, state: tuple[None, dict[str, object]]) -> None:
-        for name, value in state[1].items():  # past __setattr__, which asks for what is not there yet
+        for name, value in state[1].items():  # bypasses __setattr__, which reads fields that are not set yet
             object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -179,12 +179,12 @@ class Op:
 
     @property
     def label(self) -> str:
-        """How messages call this op."""
+        """The name of this op in messages."""
         return f'{self.kind} "{self.name}"'
 
     @property
     def where(self) -> str:
-        """The op and what it is given, for messages."""
+        """The op and its inputs, for messages."""
         ins = ", ".join(f"{t.name or t.id} {t.type_text}" for t in self._inputs)
         return f"{self.label} (inputs: {ins or 'none'})"
 

@@ -1,4 +1,4 @@
-"""Entering: an op is checked against its schema and typed before a graph takes it; a graph sees checked ops only."""
+"""Checks an op against its schema and determines its types before a graph takes it; a graph holds only checked ops."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def short_form(
     dtype: str | None,
     count: int | None,
 ) -> tuple[tuple[LogicalTensor, ...], tuple[LogicalTensor, ...]]:
-    """Inputs and (untyped, unshaped) outputs for an op that was asked for by its kind and what it is given.
+    """The inputs and the (untyped, unshaped) outputs of an op in the short form: a kind and its operands.
 
     Raises:
-        InvalidGraphOp: an unknown kind, an input that is neither a tensor nor a number, an impossible count.
-        InvalidGraph: a tensor whose id means something else in this graph.
+        InvalidGraphOp: the kind is unknown, an input is neither a tensor nor a number, or a count is impossible.
+        InvalidGraph: the id of a tensor belongs to another tensor in this graph.
     """
     label = f'{kind} "{name or f"{kind}_{tables.next_op}"}"'
     record = opdef.get(kind, where=label)
@@ -42,7 +42,7 @@ def short_form(
         inputs.append(value)
     if count is None:
         count = sum(not p.optional for p in record.outputs)
-    schema.check_arity(record, len(inputs), count, label)  # before as many outputs are made
+    schema.check_arity(record, len(inputs), count, label)  # before `count` outputs are made
     outputs = tuple(
         LogicalTensor(next_id + i, dtype or dtypes.UNDEF, None, name=name if i == 0 else None) for i in range(count)
     )
@@ -50,7 +50,7 @@ def short_form(
 
 
 def _number(value: object, id: int, label: str) -> LogicalTensor:
-    """A scalar constant for a Python number, or for a NumPy one, which has a dtype."""
+    """A scalar constant for a Python number, or for a NumPy number, which has a dtype."""
     if getattr(value, "shape", ()) != () or isinstance(value, (str, bytes, list, tuple)) or value is None:
         raise InvalidGraphOp(
             f"an input is {type(value).__name__}",
@@ -62,7 +62,7 @@ def _number(value: object, id: int, label: str) -> LogicalTensor:
 
 
 def _check_known(tables: Tables, tensor: LogicalTensor, label: str) -> None:
-    """Raises InvalidGraph for a tensor of another graph, and for one that says other than this graph of its id."""
+    """Raises InvalidGraph for a tensor of another graph, or one that differs from this graph's tensor of its id."""
     tables.check_own(tensor, label)
     known = tables.tensors.get(tensor.id)
     if known is None or known is tensor:
@@ -70,7 +70,7 @@ def _check_known(tables: Tables, tensor: LogicalTensor, label: str) -> None:
     same = (known.name, known.is_constant, known.layout, known.property) == (
         tensor.name, tensor.is_constant, tensor.layout, tensor.property
     )  # fmt: skip
-    # dtype and dims of the tensor at hand may be older: a constant was untyped before it was used.
+    # dtype and dims of a constant may be out of date: it was untyped before its first use.
     if not same or (not known.is_constant and (known.dtype, known.dims) != (tensor.dtype, tensor.dims)):
         raise InvalidGraph(
             f"{tensor.label} ({tensor.type_text}) is not {known.label} ({known.type_text}) of this graph, "
@@ -97,7 +97,7 @@ def checked_op(
         infer: fill in the outputs' dimensions by the op's shape rule.
 
     Raises:
-        InvalidGraphOp, InvalidDataType, InvalidShape: it does not fit its schema.
+        InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
         InvalidGraph: an id is taken.
     """
     probe = Op(op_id, kind, inputs, outputs, name)
@@ -141,12 +141,12 @@ def _check_ids(tables: Tables, op: Op) -> None:
 
 
 def _typed(tables: Tables, tensor: LogicalTensor, dtype: str, op: Op) -> LogicalTensor:
-    """An untyped scalar constant in the dtype that it meets here.
+    """An untyped scalar constant in the dtype that the op requires.
 
     Raises:
-        InvalidDataType: it has met another one, or is none of this dtype.
+        InvalidDataType: another op gave it another dtype, or this dtype does not hold its value.
     """
-    if tensor.data is None:  # of an opaque value nobody needs to know the dtype
+    if tensor.data is None:  # the dtype of an opaque value is not needed
         return tensor
     known = tables.tensors.get(tensor.id)
     if known is not None and known.dtype not in (dtypes.UNDEF, dtype):

@@ -1,4 +1,4 @@
-"""OpDef: everything opgraph knows about one kind of op."""
+"""OpDef: the complete record of one kind of op."""
 
 from __future__ import annotations
 
@@ -44,70 +44,72 @@ class OpDef:
     """One kind of op.
 
     Attributes:
-        kind: oneDNN's name, or ONNX's where oneDNN has none.
+        kind: oneDNN's name, or ONNX's if oneDNN has none.
         doc: the formula and its corner cases, one to three sentences.
-        family: "pointwise" (one output element from one element of each input), "sum" (SumTo), "structural", or one
-            that libraries run: "reduction", "linear", "shape", "norm", "convolution", "pooling", "resampling",
+        family: "pointwise" (one output element from one element of each input), "sum" (SumTo), "structural", or a
+            family of library ops: "reduction", "linear", "shape", "norm", "convolution", "pooling", "resampling",
             "quantization", "parameter".
         inputs, outputs, attrs: the schema.
-        types: dtype symbol -> dtypes it may stand for. One symbol is one dtype within an op.
+        types: dtype symbol -> dtypes that it may stand for. Within an op, one symbol is one dtype.
         infer: output dimensions from inputs and attributes; raises ShapeMismatch.
-        reference: NumPy meaning: `reference(*arrays, **attrs) -> array`. It is the definition; in float64 the truth.
-            Of a library op with several outputs (`returns_several`): a tuple with one array for each, wanted or not.
-        expression: C++ for one element, one call over names of inputs and attributes in braces:
-            "og::elu({src}, {alpha})". A function of attributes and given inputs where they choose the formula. All
-            inputs arrive in the op's compute type (f32 for f16 and bf16), attributes as exact literals of it, except
-            where `is_cast` or `index_of` says otherwise.
-        decomposition: the same op in smaller ones, in the notation of `opgraph.ir.expression`; how it is written to
-            ONNX where ai.onnx has no such op. As a function it may return "" where there is none.
+        reference: the NumPy implementation: `reference(*arrays, **attrs) -> array`. It defines the op; its float64
+            result counts as exact. A library op with several outputs (`returns_several`) returns a tuple with one array
+            for each output, used or not.
+        expression: C++ for one element: one call over names of inputs and attributes in braces, such as
+            "og::elu({src}, {alpha})". If attributes and given inputs determine the formula, a function of these. All
+            inputs have the op's compute type (f32 for f16 and bf16), and attributes are exact literals of it, except
+            with `is_cast` or `index_of`.
+        decomposition: the same op in smaller ops, in the notation of `opgraph.ir.expression`; the ONNX export uses it
+            if ai.onnx has no such op. A function may return "" if there is none.
         onnx: its ai.onnx forms, best first; or the reason why there is none.
-        torch: `torch(torch_module, *tensors, **attrs) -> tensor`, the same meaning in torch ops; used where there is
-            no compiler. Of a library op with several outputs: an iterable, of which no more is taken than is wanted.
+        torch: `torch(torch_module, *tensors, **attrs) -> tensor`, the same op in torch; used if there is no compiler.
+            A library op with several outputs returns an iterable; only the outputs that the op has are taken from it.
         cost: rough instructions per element, for the fusion cost model.
-        commutative: whether the first two inputs may be swapped.
-        domain: where tests sample the inputs, one (low, high) for all or one each.
-        check: raises an OpGraphError where an op, in itself well-formed, is none of this kind (dtypes that do not mix,
-            a bound given twice); called by `Graph.add_op`.
-        channel_inputs: indices of inputs that, where they are 1-d, lie along the channel axis of the other: axis 1 if
-            data_format is "NCX", the last if "NXC". `appended_axes` says how many axes of size 1 follow them before
-            everything broadcasts as in NumPy. reference, torch and infer do that themselves; expression, onnx and
-            decomposition mean operands already so aligned.
-        powers: a power or the logarithm of the first input: for a positive one the expression is meant in og::positive
-            too.
-        is_cast: the op converts its input to the dtype of its output, which only the output tells; expression,
-            reference and torch are the identity, and who calls them converts.
+        commutative: the first two inputs may be swapped.
+        domain: the range in which tests sample the inputs: one (low, high) for all inputs, or one for each.
+        check: raises an OpGraphError for an op that fits the schema but is still invalid (dtypes that do not mix, a
+            bound given twice); `Graph.add_op` calls it.
+        channel_inputs: indices of inputs that, if they are 1-d, lie along the channel axis of the other input: axis 1
+            if data_format is "NCX", the last if "NXC". `appended_axes` returns the number of axes of size 1 that follow
+            them before all inputs broadcast as in NumPy. reference, torch and infer append these axes; expression, onnx
+            and decomposition expect operands that are already aligned.
+        powers: the op is a power or the logarithm of the first input; its expression also exists in og::positive, for a
+            positive first input.
+        is_cast: the op converts its input to the dtype of its output, which only the output states; expression,
+            reference and torch are the identity, and their caller converts.
         by_dtype: the result depends on the dtype of the output: reference and torch take its name as the keyword `to`
             and return values of it.
-        index_of: the attribute that names an axis: the expression is over the element's index along it instead of the
-            element, so the input that it names is an s32 iota, and the data of the input is never read.
-        by_position: the expression is also over `{position}`, the row-major index of the element in the result, an s64;
-            reference and torch take it as the keyword `position`, and find it from the shapes where it is left out.
-        also: of an op with several outputs, what makes those after the first: name -> one op over the inputs, in the
-            notation of `opgraph.ir.expression`. Each output is then computed by itself, if anybody asks for it; what
-            the formulas have in common is left to the compiler.
-        gradient: input name -> its gradient, in the notation of `opgraph.ir.expression`, over the names of the inputs,
-            `d`, the gradient of the (first) output, and the names of the outputs, with "0" where the derivative is
-            zero everywhere, and "none: " and the reason where this input has none; or a function, where it takes more
-            than a formula. It is linear in `d`. Sums over broadcast axes and casts to the input's dtype are added by
-            who applies it. A text is the reason why no gradient exists; None means that nobody wrote it, unless the op
-            is `spelled`: then the gradient is that of the smaller ops. Outputs of integers and booleans need none.
-        gradient_from_output: of an op with one input, its gradient over the output and `d` alone, where these suffice.
-            As a function it returns "" for attributes with which they do not.
-        spelled: the same op in smaller ones, for an op that a library runs: `spelled(build, op)` adds them with the
-            Builder of gradient rules and returns, for each output that `op` has, in order, a tensor of the dtype and
-            shape that `op` declares. It reads op.inputs, op.outputs (dtypes and their number alone) and op.attrs. What
-            it builds with: pointwise kinds (BroadcastTo among them, with data_format for what lies along a channel
-            axis), ReduceSum, ReduceMean and ReduceMax with keep_dims, SumTo, and, where an output or an operand lacks
-            the reduced axes, Squeeze and Unsqueeze; StaticReshape and ReshapeTo only in GroupNorm, which splits the
-            channel axis. f16 and bf16 are cast to f32 first and rounded once, at the end. It is sound in f32: a
-            variance is the mean of squared distances from the mean, and the largest value is subtracted before Exp.
-            Raises Unimplemented where it would need a rank or a size that nobody knows, or an op would need arithmetic
-            on dtypes that have none (f8, s4, u4); the op is then run whole.
+        index_of: the attribute that names an axis. The expression takes the element's index along this axis instead of
+            the element: the input's name stands for an s32 iota there, and the data of the input is never read.
+        by_position: the expression also uses `{position}`, the row-major index of the element in the result, an s64;
+            reference and torch take it as the keyword `position`, and derive it from the shapes if it is omitted.
+        also: for an op with several outputs, those after the first: output name -> one op over the inputs, in the
+            notation of `opgraph.ir.expression`. Each output is computed separately, and only if it is needed; common
+            subexpressions are left to the compiler.
+        gradient: input name -> its gradient, in the notation of `opgraph.ir.expression`. It is over the names of the
+            inputs and outputs and `d`, the gradient of the (first) output, and is linear in `d`. "0" means that the
+            derivative is zero everywhere; "none: " and a reason, that this input has none. If a formula does not
+            suffice, a function instead of the mapping. The caller adds sums over broadcast axes and casts to the
+            input's dtype. A text is the reason why no gradient exists. None means that it is not implemented, unless
+            the op is `spelled`: then it follows from the smaller ops. Integer and boolean outputs need none.
+        gradient_from_output: for an op with one input, the gradient in terms of the output and `d` alone, if these
+            suffice. A function returns "" for attributes with which they do not.
+        spelled: the same op in smaller ops, for a library op: `spelled(build, op)` adds them with the Builder of
+            gradient rules. It returns, for each output that `op` has, in order, a tensor of the dtype and shape that
+            `op` declares. It reads op.inputs, op.outputs (only dtypes and their number) and op.attrs. It may use:
+            pointwise kinds (including BroadcastTo, with data_format for operands along a channel axis), ReduceSum,
+            ReduceMean and ReduceMax with keep_dims, SumTo, and, if an output or an operand lacks the reduced axes,
+            Squeeze and Unsqueeze; StaticReshape and ReshapeTo only in GroupNorm, which splits the channel axis. f16
+            and bf16 are cast to f32 first and rounded once, at the end. It is numerically sound in f32: a variance is
+            the mean of squared distances from the mean, and the largest value is subtracted before Exp. Raises
+            Unimplemented if it would need an unknown rank or size, or arithmetic on dtypes that have none (f8, s4,
+            u4); the op then runs whole.
         torch_calls: the torch functions that mean this op, for tracing.
-        reads: which inputs of an op are read, of the others only the shape counts; None: the ports say so.
-        row: of a reduction: how a kernel reduces a row.
-        foreign: who runs ops of this kind, which carry an ONNX node and hold attributes of any name.
-        source: where the formula comes from.
+        reads: a function of the op: for each input, True if its data is read, False if only its shape counts. None:
+            the ports determine it.
+        row: for a reduction: how a kernel reduces a row.
+        foreign: the provider of ops of this kind, which carry an ONNX node and have attributes of any name.
+        source: the source of the formula.
     """
 
     kind: str
@@ -144,31 +146,31 @@ class OpDef:
     row: Row | None = None
 
     def __post_init__(self) -> None:
-        # Mistakes in a record fail at import, not on a user's machine.
+        # A mistake in a record raises at import, not at a user's call.
         mistake = find_mistake(self) or find_mistake_in_formulas(self)
         if mistake:
             raise ValueError(f"{self.kind}: {mistake}")
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether one output element depends on one element of each input."""
+        """True if each output element depends on one element of each input."""
         return self.family == "pointwise"
 
     @property
     def returns_several(self) -> bool:
-        """Whether `reference` and `torch` return one value for each output, not one alone."""
+        """True if `reference` and `torch` return one value for each output instead of a single value."""
         return not self.is_pointwise and len(self.outputs) > 1
 
     def decompose(self, attrs: Attrs, given: Collection[str]) -> Expr | None:
-        """The decomposition of an op with these attributes and these inputs (by name); None where there is none."""
+        """The decomposition of an op with these attributes and these inputs (by name); None if there is none."""
         text = self.decomposition if not callable(self.decomposition) else self.decomposition(attrs, given)
         return parse_expression(text) if text else None
 
     def gradient_of(self, name: str | None, attrs: Attrs, given: Collection[str]) -> Expr | None:
-        """The gradient of one input as an expression, where the record says it in one; see `gradient`.
+        """The gradient of one input as an expression, None if the record has no expression for it; see `gradient`.
 
         Args:
-            name: of the input; None for the gradient of the only input from the output.
+            name: of the input; None for the gradient of the only input in terms of the output.
             given: names of the inputs that the op has.
         """
         template = self.gradient_from_output
@@ -178,7 +180,7 @@ class OpDef:
         return parse_expression(text) if text and not text.startswith("none: ") else None
 
     def parts(self, op: Op) -> tuple[Op, ...]:
-        """An op as ops of one output each, where the record says how; else the op itself."""
+        """An op split into ops of one output each, if the record has their formulas; else the op itself."""
         if len(op.outputs) < 2 or not self.also:
             return (op,)
         names = dict(zip(self.input_names(len(op.inputs)), op.inputs, strict=True))
@@ -193,17 +195,17 @@ class OpDef:
         return tuple(found)
 
     def appended_axes(self, index: int, ndims: Sequence[int | None], attrs: Attrs) -> int:
-        """How many axes of size 1 follow input `index` before broadcasting, given the ndim of every input."""
+        """The number of axes of size 1 that follow input `index` before broadcasting, given the ndim of every input."""
         others = [n or 0 for i, n in enumerate(ndims) if i != index]
         return channel_axes(ndims[index], max(others, default=0), attrs) if index in self.channel_inputs else 0
 
     def lies_along_channel(self, index: int, ndims: Sequence[int | None], attrs: Attrs) -> bool:
-        """Whether axes follow input `index`; unknown ranks are taken to be those for which they do."""
+        """True if axes of size 1 follow input `index`; for unknown ranks, True if that is possible."""
         assumed = [(1 if i == index else 3) if n is None else n for i, n in enumerate(ndims)]
         return self.appended_axes(index, assumed, attrs) > 0
 
     def attr(self, name: str) -> Attr | None:
-        """The attribute record of that name."""
+        """The record of the attribute called `name`, or None."""
         return next((a for a in self.attrs if a.name == name), None)
 
     def default_attrs(self) -> dict[str, AttrValue]:
@@ -211,21 +213,21 @@ class OpDef:
         return {a.name: a.example for a in self.attrs if not a.optional}
 
     def example_attrs(self) -> dict[str, AttrValue]:
-        """As `default_attrs`, with a neutral value for optional attributes too."""
+        """Like `default_attrs`, with a neutral value for optional attributes as well."""
         return {**self.default_attrs(), **{a.name: a.example for a in self.attrs if a.optional}}
 
     def cxx(self, inputs: Mapping[str, str], attrs: Attrs, literal: Callable[[Any], str]) -> CxxCall:
         """The C++ expression with its inputs and attributes filled in.
 
         Args:
-            inputs: input name -> C++ identifier. Optional inputs that are absent are left out. "position" too, if
-                the op goes by it.
+            inputs: input name -> C++ identifier, without absent optional inputs; with "position" if the op is
+                `by_position`.
             attrs: attribute values.
-            literal: how a number is written, exactly, in the compute type at hand.
+            literal: returns the exact text of a number in the current compute type.
 
         Raises:
-            KeyError: the expression names neither an input nor an attribute.
-            ValueError: it is no call of one function.
+            KeyError: a name in the expression is neither an input nor an attribute.
+            ValueError: the expression is not a call of one function.
         """
         assert self.expression is not None
         template = self.expression if isinstance(self.expression, str) else self.expression(attrs, inputs.keys())
@@ -242,14 +244,14 @@ class OpDef:
         return [t for t, is_read in zip(op.inputs, read, strict=True) if is_read]
 
     def inputs_that_say_shapes(self, op: Op) -> list[LogicalTensor]:
-        """The inputs whose data the shape rule reads, and which have none yet."""
+        """The inputs whose data the shape rule reads, and whose data is not known yet."""
         ports = self.with_optional(len(op.inputs))
         return [t for t, port in zip(op.inputs, ports, strict=True) if port.says_shape and not t.is_constant]
 
     def input_names(self, count: int) -> list[str]:
-        """Names of `count` given inputs, each its own: those of a variadic port are numbered."""
+        """Distinct names of `count` given inputs: those of a variadic port are numbered."""
         return port_names(self.inputs, count)
 
     def with_optional(self, count: int) -> tuple[Port, ...]:
-        """The input ports that `count` given inputs stand for (variadic ports repeated)."""
+        """The input ports of `count` given inputs (variadic ports repeated)."""
         return ports_of(self.inputs, count)

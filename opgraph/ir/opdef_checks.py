@@ -1,4 +1,4 @@
-"""Mistakes in an op's record, found when it is defined instead of on a user's machine."""
+"""Checks of op records. They run when a record is defined, so that a mistake does not reach users."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from opgraph.ir.expression import Call, Expr, Param, Var, parse_expression
 if TYPE_CHECKING:
     from opgraph.ir.opdef import Onnx, OpDef
 
-#: Kinds that formulas of records name, and the kind of the first record that names each.
+#: Kinds that formulas of records use -> the kind of the first record that uses it.
 _NAMED: dict[str, str] = {}
 
 
 def find_mistake(record: OpDef) -> str | None:
-    """What is wrong with a record, or None."""
+    """The first mistake found in a record, or None."""
     names = [p.name for p in (*record.inputs, *record.outputs)] + [a.name for a in record.attrs]
     attrs = {a.name for a in record.attrs}
     inputs = [p.name for p in record.inputs]
-    if record.family != "pointwise":  # oneDNN has one name for both ways to give axes or sizes; no formula names either
+    if record.family != "pointwise":  # oneDNN gives axes or sizes one name as input and attribute; no formula uses it
         either = {p.name for p in record.inputs if p.optional}
         names = names[: len(inputs) + len(record.outputs)] + [a.name for a in record.attrs if a.name not in either]
     if len(set(names)) != len(names):
@@ -75,17 +75,17 @@ def find_mistake(record: OpDef) -> str | None:
 
 
 def find_mistake_in_formulas(record: OpDef) -> str | None:
-    """A name that a formula of a record uses and the op does not have, or None.
+    """The first mistake in a formula of a record: a name that the op does not have; or None.
 
     Raises:
-        KeyError: the C++ expression uses one.
-        ValueError: the C++ expression is no call of one function.
+        KeyError: the C++ expression uses a name that the op does not have.
+        ValueError: the C++ expression is not a call of one function.
     """
     required = [p.name for p in record.inputs if not p.optional]
     made = [*(p.name for p in record.outputs), "d"]
     attrs = [a.name for a in record.attrs]
     trees: list[tuple[str, Expr | None, list[str]]] = []
-    # Either with what is optional given as attributes, or as inputs.
+    # Optional values are given either as attributes or as inputs.
     forms = [(required, record.example_attrs()), ([p.name for p in record.inputs], record.default_attrs())]
     for given, values in forms if len(required) < len(record.inputs) else forms[:1]:
         if record.expression is not None:
@@ -105,7 +105,7 @@ def find_mistake_in_formulas(record: OpDef) -> str | None:
 
 
 def find_undefined_kind(defined: Collection[str]) -> str | None:
-    """A kind that a formula names and no record defines, or None; asked when all records are there."""
+    """A message about a kind that a formula uses and no record defines, or None; all records must be registered."""
     return next(
         (f"{by}: a formula names {kind}, which is no op" for kind, by in _NAMED.items() if kind not in defined), None
     )
@@ -127,7 +127,7 @@ def _words(form: Onnx) -> list[str]:
 
 
 def unknown_name(tree: Expr | None, inputs: Collection[str], attrs: Collection[str]) -> str | None:
-    """A value or parameter of a decomposition that is neither input nor attribute, or None."""
+    """A value or parameter of a formula that is neither an input nor an attribute, or None."""
     waiting: list[Any] = [] if tree is None else [tree]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Parts of opgraph that need a package which is not installed: the error names the extra."""
+"""The check for packages that parts of opgraph need; the error names the extra that installs them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from opgraph.errors import Unimplemented
 
 
 class NotInstalled(Unimplemented, ImportError):  # noqa: N818 - named as opgraph's other errors
-    """A package is missing. An ImportError too, which is what whoever imports a part in a `try` expects."""
+    """A package is missing. It is an ImportError as well, for callers that import a part in a `try`."""
 
 
 def require(package: str, extra: str, what: str, where: str) -> None:
-    """Raises NotInstalled where a package is missing.
+    """Raises NotInstalled if a package is missing.
 
     Args:
-        package: as it is imported.
-        extra: of opgraph's, that brings it.
-        what: cannot be done without it, as the beginning of a sentence.
+        package: its import name.
+        extra: the extra of opgraph that installs it.
+        what: the feature, as the beginning of a sentence that continues with the package's name.
         where: for the message.
     """
     if importlib.util.find_spec(package) is None:

@@ -1,4 +1,4 @@
-"""Reading the text form of a graph back."""
+"""The parser of the text form of graphs."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import Dim, Dims, LogicalTensor
 from opgraph.ir.tokens import Line
 
-#: A value that a line makes: what the text calls it, its own name, and its type where that is written.
+#: A value that a line makes: its name in the text, its own name, and its type if the line states it.
 _Made = tuple[str, str | None, LogicalTensor | None]
-#: Names like those that values without one go by.
+#: Names of the form t<id>, which unnamed values have.
 _NUMBERED = re.compile(r"\bt([0-9]{1,18})\b")
 
 
 def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph:
-    """The graph that `str(graph)` printed.
+    """Parses a graph that `str(graph)` printed.
 
     Args:
         text: the text form.
-        constants: arrays for constants that print as a sha256, by their name in the text ("%0" for one without).
+        constants: arrays for constants that print as a sha256, by their name in the text ("%0" for an unnamed one).
 
     Returns: a finalized graph, equal to the printed one.
 
     Raises:
         ModelError: the text does not follow the form; the message names the line.
-        OpGraphError: an op that does not fit its schema, a shape that cannot be; the message names the line.
-        InvalidArguments: not a text; an array for a constant that the text does not ask for.
+        OpGraphError: an op does not fit its schema, or a shape is impossible; the message names the line.
+        InvalidArguments: `text` is not a str, or the text needs no such array as one of `constants`.
     """
     if not isinstance(text, str):
         raise InvalidArguments(f"got {type(text).__name__}", where="parse", fix="pass the text of a graph (str)")
@@ -45,7 +45,7 @@ def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph
         raise InvalidArguments(what, where="parse", fix="pass a dict of arrays by name")
     reader = _Reader(dict(constants or {}), {int(id) for id in _NUMBERED.findall(text)})
     number = 0
-    # Not splitlines(): names may hold other line separators of Unicode only in quotes, where they are escaped.
+    # Not splitlines(): Unicode has other line separators, which are escaped in quoted names and illegal elsewhere.
     for number, line in enumerate(text.split("\n"), start=1):
         try:
             reader.read(Line(line, number))
@@ -57,7 +57,7 @@ def parse(text: str, constants: Mapping[str, np.ndarray] | None = None) -> Graph
 
 
 class _Reader:
-    """The graph so far, and its values by what the text calls them."""
+    """The graph so far, and its values by their name in the text."""
 
     def __init__(self, constants: dict[str, np.ndarray], taken: set[int]) -> None:
         self.constants, self.taken = constants, taken
@@ -126,7 +126,7 @@ class _Reader:
                 raise line.error(f"constant {called} has {len(values)} values for shape {list(declared.shape)}")
             try:
                 array = np.array(values, dtype=object).reshape(declared.shape)
-            except ValueError as error:  # of no elements, and longer along some axis than arrays are
+            except ValueError as error:  # no elements, but an axis that is longer than NumPy allows
                 raise line.error(f"constant {called} cannot be an array: {error}", "give it another shape") from None
             data = constant_data(array, declared.dtype, f"constant {called}")[1]
         made = declared.with_(data=data)
@@ -134,7 +134,7 @@ class _Reader:
         self.define(line, called, made)
 
     def given_constant(self, line: Line, called: str, declared: LogicalTensor, digest: str) -> np.ndarray:
-        """The array for a constant of which the text has a hash."""
+        """The array for a constant that the text represents by a hash."""
         if called not in self.constants:
             raise line.error(
                 f"constant {called} printed as a hash", fix=f"pass parse(text, constants={{{called!r}: array}})"
@@ -216,7 +216,7 @@ class _Reader:
         return LogicalTensor(next(self.new_ids()), dtype, dims, **extra)
 
     def new_ids(self) -> Iterator[int]:
-        """Ids for tensors: a value without a name goes by t<id>, which is no name in the text."""
+        """Tensor ids whose default name t<id> does not occur in the text."""
         return (id for id in count(self.graph._next_tensor) if id not in self.taken)
 
 

@@ -1,7 +1,7 @@
-"""Python's collector of cycles, left off while large graphs are built or cut.
+"""Disables Python's cycle collector while large graphs are built or partitioned.
 
-It walks all ops again and again, half of the time of large files, and finds nothing: what is built here holds no
-cycle.
+It would walk all ops repeatedly, which takes half of the time for large files, and find nothing: these objects form no
+cycles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    """Within, cycles are not collected; afterwards they are again, if they were before."""
+    """A context without cycle collection; the previous state is restored at its end."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
 """The registry of op records, by kind.
 
-It is empty here; `opgraph.ops` fills it, when the first record is asked for. Nothing else in opgraph lists op names:
-tests, spec pages, the command line, ONNX and torch all walk this registry.
+It starts empty; the first lookup imports `opgraph.ops`, which fills it. Nothing else in opgraph lists op names: tests,
+spec pages, the command line, ONNX and torch all iterate over this registry.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REGISTRY: dict[str, OpDef] = {}
 
 
 def register(opdef: OpDef) -> OpDef:
-    """Adds a record; a second one of the same kind is a mistake."""
+    """Adds a record; raises ValueError if its kind is registered already."""
     if opdef.kind in _REGISTRY:
         raise ValueError(f"op kind {opdef.kind} is defined twice")
     _REGISTRY[opdef.kind] = opdef
@@ -58,7 +58,7 @@ def of(op: Op) -> OpDef:
     """The record of an op.
 
     Raises:
-        InvalidGraphOp: no such kind, which no op of a graph has.
+        InvalidGraphOp: no such kind; this cannot happen for an op of a graph.
     """
     found = _REGISTRY.get(op.kind)
     return found if found is not None else get(op.kind, where=op.label)

@@ -1,4 +1,4 @@
-"""Checking one op against its record: arity, dtypes, shapes. Attributes are checked in `opgraph.ir.attributes`."""
+"""Checks one op against its record: arity, dtypes, shapes. `opgraph.ir.attributes` checks the attributes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgraph.ir.shapes import ShapeMismatch
 
 __all__ = ["bind_dtypes", "check_arity", "checked_attrs", "f32", "inferred_dims", "promote"]
 
-#: What a message names: a text, or the op, described only if there is a message.
+#: The place in an error message: a text, or an op, whose text is only made for an error.
 Place: TypeAlias = str | Op
 
 
@@ -24,7 +24,7 @@ def _text(place: Place) -> str:
 
 
 def check_arity(opdef: OpDef, given: int, outputs: int, where: str) -> None:
-    """Raises InvalidGraphOp where the number of inputs or outputs does not fit."""
+    """Raises InvalidGraphOp if the number of inputs or outputs does not fit."""
     if given == len(opdef.inputs) and outputs == len(opdef.outputs):
         return  # one for each port
     for ports, count, what in ((opdef.inputs, given, "inputs"), (opdef.outputs, outputs, "outputs")):
@@ -41,7 +41,7 @@ def check_arity(opdef: OpDef, given: int, outputs: int, where: str) -> None:
 def bind_dtypes(
     opdef: OpDef, inputs: Sequence[LogicalTensor], declared: Sequence[str | None], where: Place
 ) -> tuple[list[str], list[str]]:
-    """dtypes of inputs and outputs; an untyped scalar constant takes the dtype of what it meets.
+    """dtypes of inputs and outputs; an untyped scalar constant takes the dtype of the other operands.
 
     Args:
         declared: the dtype stated for each output, or None.
@@ -53,9 +53,9 @@ def bind_dtypes(
     bound: dict[str, str] = {}
     for port, tensor in zip(ports, inputs, strict=True):
         if tensor.dtype != dtypes.UNDEF:
-            # What a variadic port is given need not be of one dtype: Concat, which wants that, says so itself.
+            # Operands of a variadic port may have different dtypes; Concat, which requires one dtype, checks it itself.
             (_take if port.variadic else _bind)(opdef, port, tensor.dtype, bound, where)
-    # A port of one fixed dtype (Select's boolean condition) says nothing about what the others are.
+    # A port of one fixed dtype (Select's boolean condition) does not determine the dtypes of the others.
     met = sorted({dtype for symbol, dtype in bound.items() if symbol in opdef.types})
     for port, dtype in zip(opdef.outputs, declared, strict=False):
         if dtype is not None and dtype != dtypes.UNDEF and not port.variadic:
@@ -96,7 +96,7 @@ def bind_dtypes(
 
 
 def _met_by_any(inputs: Sequence[LogicalTensor]) -> str:
-    """The dtype of an untyped constant next to opaque operands: theirs if they share one, else f32."""
+    """The dtype of an untyped constant next to opaque operands: their common arithmetic dtype, else f32."""
     met = {t.dtype for t in inputs} - {dtypes.UNDEF}
     return met.pop() if len(met) == 1 and met <= set(dtypes.ARITHMETIC) else "f32"
 
@@ -122,7 +122,7 @@ def _bind(opdef: OpDef, port: Port, dtype: str, bound: dict[str, str], where: Pl
 
 
 def _inferred_output(opdef: OpDef, port: Port, ins: list[str], where: Place) -> str:
-    if opdef.is_cast or opdef.by_dtype:  # nothing determines its output but the caller
+    if opdef.is_cast or opdef.by_dtype:  # only the caller determines the dtype of its output
         raise InvalidDataType(
             f"the dtype of output {port.name} is not stated", where=_text(where), fix='give it: dtype="f32"'
         )
@@ -130,7 +130,7 @@ def _inferred_output(opdef: OpDef, port: Port, ins: list[str], where: Place) -> 
 
 
 def promote(names: Sequence[str], where: Place) -> str:
-    """The dtype in which operands of these dtypes meet: their own, or f32 for a mix of f32, bf16 and f16.
+    """The common dtype of operands of these dtypes: their own, or f32 for a mix of f32, bf16 and f16.
 
     Raises:
         InvalidDataType: any other mix.
@@ -145,10 +145,10 @@ def promote(names: Sequence[str], where: Place) -> str:
 def inferred_dims(
     opdef: OpDef, inputs: tuple[LogicalTensor, ...], attrs: Mapping[str, AttrValue], where: Place
 ) -> tuple[Dims, ...]:
-    """Output dimensions by the op's shape rule; all outputs of a pointwise op have the same, optional ones included.
+    """Output dimensions by the op's shape rule. All outputs of a pointwise op, optional ones included, have the same.
 
     Raises:
-        InvalidShape: the inputs do not fit together.
+        InvalidShape: the input shapes do not fit together.
     """
     try:
         found = opdef.infer(inputs, attrs)

@@ -8,7 +8,7 @@ from opgraph.ir.logical_tensor import Dim, Dims, dims_text
 
 
 class ShapeMismatch(Exception):  # noqa: N818 - the error that users see is InvalidShape
-    """A shape rule was broken. The graph turns it into an InvalidShape that names op and tensors."""
+    """The shapes violate a shape rule. The graph converts it to an InvalidShape that names op and tensors."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(what, fix)
@@ -17,14 +17,14 @@ class ShapeMismatch(Exception):  # noqa: N818 - the error that users see is Inva
 
 
 def dims_agree(a: Sequence[Dim], b: Sequence[Dim]) -> bool:
-    """Whether two shapes may be one; dimensions that are unknown may be anything."""
+    """True if two shapes may be equal; an unknown dimension may have any size."""
     return len(a) == len(b) and all(
         x == y or not isinstance(x, int) or not isinstance(y, int) for x, y in zip(a, b, strict=True)
     )
 
 
 def broadcast_dim(a: Dim, b: Dim) -> Dim:
-    """NumPy broadcasting of one dimension; None where the result cannot be known yet.
+    """NumPy broadcasting of one dimension; None if the result is unknown.
 
     Raises:
         ShapeMismatch: two different sizes, neither 1.
@@ -35,14 +35,14 @@ def broadcast_dim(a: Dim, b: Dim) -> Dim:
         return b
     if isinstance(a, int) and isinstance(b, int):
         raise ShapeMismatch(f"sizes {a} and {b} do not broadcast", "make each axis equal or 1")
-    # A size other than 1 meets an unknown one, which must turn out to be 1 or the same.
+    # A size other than 1 next to an unknown one, which must turn out to be 1 or equal.
     if isinstance(a, int):
         return a
     return b if isinstance(b, int) else None
 
 
 def broadcast(shapes: Sequence[Dims]) -> Dims:
-    """NumPy broadcasting, right-aligned; None if any number of dimensions is unknown.
+    """NumPy broadcasting, right-aligned; None if the rank of any shape is unknown.
 
     Raises:
         ShapeMismatch: the shapes do not broadcast.
@@ -68,7 +68,7 @@ def broadcast(shapes: Sequence[Dims]) -> Dims:
 
 
 def unify(declared: Dims, inferred: Dims, what: str) -> Dims:
-    """What two statements about one shape say together.
+    """Merges the declared and the inferred shape of a tensor.
 
     Raises:
         ShapeMismatch: they contradict each other.
@@ -89,10 +89,10 @@ def unify(declared: Dims, inferred: Dims, what: str) -> Dims:
 
 
 def normalized_axes(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
-    """Axes as numbers from 0 on, in ascending order.
+    """Axes counted from 0, in ascending order.
 
     Raises:
-        ShapeMismatch: an axis that does not exist, or one named twice.
+        ShapeMismatch: an axis does not exist, or is named twice.
     """
     for axis in axes:
         if not -ndim <= axis < ndim:
@@ -107,10 +107,10 @@ def normalized_axes(axes: Sequence[int], ndim: int) -> tuple[int, ...]:
 
 
 def channel_axes(ndim: int | None, of_ndim: int | None, attrs: Mapping[str, object]) -> int:
-    """How many axes of size 1 follow a channel operand before it broadcasts against a tensor of `of_ndim` axes.
+    """The number of axes of size 1 that follow a channel operand before it broadcasts with a tensor of `of_ndim` axes.
 
-    A 1-d operand next to an NCX tensor of n axes lies along axis 1: n - 2 axes follow it. In every other case it
-    broadcasts as it is. Source: oneDNN Graph BiasAdd and PReLU.
+    A 1-d operand next to an NCX tensor of n axes lies along axis 1, so n - 2 axes follow it. In every other case the
+    operand broadcasts unchanged. Source: oneDNN Graph BiasAdd and PReLU.
     """
     if ndim != 1 or attrs.get("data_format") != "NCX" or attrs.get("per_channel_broadcast") is False:
         return 0

@@ -1,4 +1,4 @@
-"""What an op's record is made of: attributes, ports, how rows are reduced, ONNX and torch forms."""
+"""The parts of an op's record: attributes, ports, row reductions, ONNX and torch forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PYTHON_TYPES: dict[str, type] = {
     "string[]": tuple,
 }
 ATTR_TYPES = tuple(_PYTHON_TYPES)
-#: A value that an attribute of each type may have, for examples.
+#: An example value for attributes of each type.
 _NEUTRAL: dict[str, AttrValue] = {"f32": 1.0, "s64": 0, "bool": False, "string": "", "f32[]": (), "s64[]": ()}
 
 
@@ -44,12 +44,12 @@ class Attr:
 
     @property
     def required(self) -> bool:
-        """Whether an op must set it."""
+        """True if an op must set it."""
         return self.default is None and not self.optional
 
     @property
     def example(self) -> AttrValue:
-        """A value that it may have: the default, if there is one."""
+        """A valid value: the default, if there is one."""
         if self.default is not None:
             return self.default
         return self.choices[0] if self.choices else _NEUTRAL[self.type]
@@ -61,10 +61,10 @@ class Port:
 
     Attributes:
         type: its dtype: a symbol of the op's `types`, or a dtype name.
-        optional, variadic: whether it may be left out, or given any number of times.
+        optional, variadic: it may be omitted, or given any number of times.
         shape_only: only the shape of this input counts; its data is never read.
-        says_shape: the shape rule of the op reads the data of this input; before they are at hand it leaves sizes open.
-        wide: where nothing else says the dtype of this output, it is the one that inputs are computed in: f64 for f64,
+        says_shape: the shape rule of the op reads the data of this input; sizes are unknown until it is available.
+        wide: if nothing else determines the dtype of this output, it is the compute dtype of the inputs: f64 for f64,
             else f32.
     """
 
@@ -78,7 +78,7 @@ class Port:
 
 
 def port_names(ports: Sequence[Port], count: int) -> list[str]:
-    """Names of `count` given inputs, each its own: those of a variadic port are numbered."""
+    """Distinct names of `count` given inputs: those of a variadic port are numbered."""
     if ports and ports[-1].variadic:
         fixed = [p.name for p in ports[:-1]]
         return [*fixed, *[f"{ports[-1].name}_{i}" for i in range(count - len(fixed))]]
@@ -86,7 +86,7 @@ def port_names(ports: Sequence[Port], count: int) -> list[str]:
 
 
 def ports_of(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
-    """The ports that `count` given inputs stand for (variadic ports repeated)."""
+    """The ports of `count` given inputs (variadic ports repeated)."""
     if ports and ports[-1].variadic:
         return (*ports[:-1], *[ports[-1]] * (count - len(ports) + 1))
     return ports[:count]
@@ -94,12 +94,12 @@ def ports_of(ports: tuple[Port, ...], count: int) -> tuple[Port, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """How a generated kernel reduces a row.
+    """The reduction of a row in a generated kernel.
 
     Attributes:
-        how: what becomes of the elements: "add", "multiply", "largest" or "smallest".
-        each: C++ for what an element contributes, over `{src}`, in the compute type.
-        total: C++ for the result over `{total}` and `{count}`, the number of elements, in double.
+        how: the reduction: "add", "multiply", "largest" or "smallest".
+        each: C++ for the contribution of one element, over `{src}`, in the compute type.
+        total: C++ for the result, over `{total}` and `{count}` (the number of elements), in double.
     """
 
     how: str
@@ -108,12 +108,12 @@ class Row:
 
     @property
     def is_sum(self) -> bool:
-        """Whether it adds up the elements as they are, and perhaps divides by their number."""
+        """True if it adds up the unchanged elements, and perhaps divides by their number."""
         return self.how == "add" and self.each == "{src}"
 
     @property
     def is_mean(self) -> bool:
-        """Whether it divides by the number of elements."""
+        """True if it divides by the number of elements."""
         return "{count}" in self.total
 
 
@@ -124,23 +124,23 @@ class Onnx:
     Attributes:
         op_type: ONNX's name.
         since, until: first and last opset whose definition of the op has this form; until is None for the newest.
-            Which dtypes an opset allows is not repeated here: `onnx.defs` says.
-        attrs: our attribute name -> ONNX's. Ours of type bool are ONNX ints 0 and 1. One that ONNX leaves out has
-            ONNX's default, which may differ from ours.
-        joined: ONNX's attribute name -> those of ours that it is made of, lists of one length one after the other.
-        implied: ONNX attributes that only repeat what shapes say: not written, and not looked at.
-        fixed: ONNX attributes that the node must have for it to mean our op, e.g. Gelu's approximate.
+            The dtypes that an opset allows are not repeated here: they are in `onnx.defs`.
+        attrs: our attribute name -> ONNX's. Our bool attributes are ONNX ints 0 and 1. An attribute that an ONNX node
+            omits has ONNX's default, which may differ from ours.
+        joined: ONNX's attribute name -> our attributes that it concatenates, which are lists of equal length.
+        implied: ONNX attributes that only repeat information of the shapes: not written on export, ignored on import.
+        fixed: ONNX attributes that the node must have in order to mean our op, e.g. Gelu's approximate.
         when: our attributes that must have these values for the form to apply; on import, the node sets them.
-        inputs: what stands at each ONNX input: one of our inputs, "$attr" for a scalar constant of the first input's
-            dtype with that attribute's value (of an attribute that is a list of ints: for a 1-d s64 constant),
-            "input|$attr" for whichever is given, or "@input" for the shape of that input, which a node Shape makes; an
-            absent optional one is left empty. The form applies only to an op whose inputs are all listed. None: our
-            inputs, in order.
-        dtypes: dtypes of the first input for which alone the form applies, where that depends on attributes and so
-            `onnx.defs` cannot say it.
+        inputs: the source of each ONNX input: one of our inputs; "$attr" for a scalar constant of the first input's
+            dtype with that attribute's value (a 1-d s64 constant for a list of ints); "input|$attr" for the one of both
+            that is given; or "@input" for the shape of that input, made by a Shape node. An absent optional input is
+            left empty. The form applies only to an op whose inputs are all listed. None: our inputs, in order.
+        dtypes: the form applies only to these dtypes of the first input; for restrictions that depend on attributes,
+            which `onnx.defs` cannot express.
         scalars: our inputs that must have no dimensions.
-        applies: whether ONNX takes these attributes, for inputs (by name) of so many dimensions (None: unknown).
-        note: where the two differ in corner cases.
+        applies: returns True if ONNX supports these attributes for inputs (by name) with these numbers of dimensions
+            (None: unknown).
+        note: differences between the two in corner cases.
     """
 
     op_type: str
@@ -163,19 +163,20 @@ class TorchCall:
     """A torch function that means an op, or a small composition of ops.
 
     Attributes:
-        signature: "name(parameter, parameter=default)" as torch spells it; "a|b(...)" for several names of one
+        signature: "name(parameter, parameter=default)" in torch's spelling; "a|b(...)" for several names of one
             function. A name stands for the function, the method and the in-place variants with a trailing underscore,
-            wherever torch has them; "Tensor.name" for the method alone.
-        form: what it means, in the notation of `opgraph.ir.expression`: a parameter's name is its value, `$name` a
-            number (a scalar constant, or an attribute's value). Or a function of the values of the parameters, with
-            the dtype that torch computes in as "dtype" and its version as "torch", that returns such a text ("" where
-            opgraph has none). None: the op itself, its inputs and attributes in the order of the parameters.
-        exact: the same without float attributes, for numbers that an attribute (f32) does not hold in f64.
-        keeps_integers: integers come out as they went in, whatever the form says (floor, round ...).
-        widens: whether, for these values of the parameters, f16 and bf16 are cast to f32 and the result back: torch's
-            derivative is not by the rounded result, from which that of the ops here follows.
-        rounds_numbers: torch's CPU kernels round a number that meets f16 or bf16 to these; elsewhere it is an f32.
-        finite: parameters that are finite numbers, or not given; what it means for others opgraph does not compute.
+            wherever torch has them; "Tensor.name" stands for the method alone.
+        form: the equivalent ops, in the notation of `opgraph.ir.expression`: a parameter's name is its value, `$name` a
+            number (a scalar constant, or an attribute's value). Or a function that returns such a text ("" if opgraph
+            has no equivalent) from the values of the parameters, torch's compute dtype as "dtype" and torch's version
+            as "torch". None: the op itself, with its inputs and attributes in the order of the parameters.
+        exact: the same form without float attributes; used in f64 for numbers that an f32 attribute does not hold.
+        keeps_integers: integers are returned unchanged, whatever the form is (floor, round ...).
+        widens: returns True if, for these values of the parameters, f16 and bf16 are cast to f32 and the result is cast
+            back: torch's derivative does not use the rounded result, but that of the ops here would.
+        rounds_numbers: torch's CPU kernels round a number next to an f16 or bf16 operand to that dtype; on other
+            devices it is an f32.
+        finite: parameters that must be finite numbers, or omitted; opgraph does not support other values.
     """
 
     signature: str

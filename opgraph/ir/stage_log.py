@@ -3,7 +3,7 @@
 - partition: the ops of each partition of a graph.
 - loop: the loop of a fused partition after lowering, and after each rewriting that changed it.
 - schedule: the schedule of a kernel, and why it was chosen.
-- source: the part of a kernel's text that is its own.
+- source: the specific part of a kernel's source, without the shared code.
 - run: each call of a kernel: its entry point, the shapes of its operands, and the threads.
 
 All are records of level DEBUG. The environment variable OPGRAPH_DEBUG names stages, or all of them, and prints their
@@ -24,8 +24,8 @@ VARIABLE = "OPGRAPH_DEBUG"
 
 
 def is_on(stage: str) -> bool:
-    """Whether the records of a stage are read."""
-    if "logging" not in sys.modules:  # nothing has set a level or a handler, and to import it takes 4 ms
+    """True if the records of a stage are enabled."""
+    if "logging" not in sys.modules:  # no level or handler can be set yet, and the import takes 4 ms
         return False
     import logging
 
@@ -33,11 +33,11 @@ def is_on(stage: str) -> bool:
 
 
 def log(stage: str, title: str, value: object = "") -> None:
-    """Sends one value of a stage.
+    """Logs one value of a stage.
 
     Args:
         title: one line.
-        value: printed below the title; made into text only where the record is read.
+        value: printed below the title; converted to text only if the record is handled.
     """
     if is_on(stage):
         import logging
@@ -51,8 +51,8 @@ class Logged:
 
     Attributes:
         function: the entry point.
-        title: its name, and the shapes that it is called with.
-        threads: says of the arguments of a call how many threads run it.
+        title: its name, and the shapes of its calls.
+        threads: returns a text with the number of threads, from the arguments of a call.
     """
 
     function: Any
@@ -70,16 +70,16 @@ Shapes: TypeAlias = tuple[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]]
 
 
 def logged(function: Any, name: str, shapes: Shapes, threads: Callable[..., str]) -> Any:
-    """An entry point as a plan holds it: as it is, or a `Logged` where calls are logged when the plan is made.
+    """The entry point for a plan: unchanged, or a `Logged` if calls are logged at the time the plan is made.
 
-    So a call that is not logged costs nothing more. A native loop over several kernels cannot call a `Logged`: its
-    kernels are launched from Python then.
+    Calls that are not logged therefore have no overhead. A native loop over several kernels cannot call a `Logged`; its
+    kernels are then launched from Python.
     """
     return Logged(function, f"{name}: {shapes_text(shapes)}", threads) if is_on("run") else function
 
 
 def shapes_text(shapes: Shapes) -> str:
-    """As in: [8,100] [100] -> [8,100]."""
+    """The shapes as text, such as: [8,100] [100] -> [8,100]."""
     return " -> ".join(" ".join(f"[{','.join(map(str, shape))}]" for shape in some) for some in shapes)
 
 

@@ -1,4 +1,4 @@
-"""The text form of a graph: what `str(graph)` prints, in one line per op.
+"""The text form of a graph, which `str(graph)` returns: one line per op.
 
     graph(x: f32[?,4096]) -> (y)
       const a: f32[] = 1.5
@@ -26,12 +26,12 @@ from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import AttrValue, Op
 from opgraph.ir.verify import topological_order
 
-#: Constants of more elements print as their sha256.
+#: Constants with more elements print as their sha256.
 MAX_PRINTED_ELEMENTS = 64
 
 
 def graph_text(graph: Content) -> str:
-    """The text form of a graph; ops in topological order, constants that nothing reads left out.
+    """The text form of a graph, with ops in topological order and without unused constants.
 
     Raises:
         InvalidGraph: the graph is not finalized, and has a cycle.
@@ -50,9 +50,10 @@ def graph_text(graph: Content) -> str:
 
 
 def value_names(graph: Content, left_out: Collection[int] = ()) -> dict[int, str]:
-    """How each tensor is called in the text: its name where nothing else has it, else %number.
+    """The name of each tensor in the text: its own name if that is unique, else %number.
 
-    Inputs come first, then outputs: an output called like an input is a %number, and its name stands in its type.
+    For equal names, inputs take precedence, then outputs. An output with the name of an input is a %number, and its
+    name is printed with its type.
 
     Args:
         left_out: ids of constants that have no line of their own.
@@ -98,14 +99,14 @@ def _constant_line(name: str, tensor: LogicalTensor, hidden: bool) -> str:
 
 
 def number_text(value: object) -> str:
-    """A number so that reading it back gives the same bits: shortest digits, inf, nan, true, false."""
+    """A number as text that reads back to the same bits: shortest digits, inf, nan, true, false."""
     if isinstance(value, (bool, np.bool_)):
         return "true" if value else "false"
     if isinstance(value, (int, np.integer, ml_dtypes.int4, ml_dtypes.uint4)):
         return str(int(value))
     if isinstance(value, np.float32):
         short = str(value)
-        # The reader rounds twice, to f64 and then to f32: once in a few hundred million numbers that is one too many.
+        # The parser rounds twice, to f64 and then to f32; for one number in a few hundred million that changes the f32.
         return short if np.float32(float(short)) == value or value != value else repr(float(value))
     return repr(float(value))  # type: ignore[arg-type]  # bf16, f16, f8 are exact in float
 
@@ -133,14 +134,14 @@ def _op_line(op: Op, names: dict[int, str], inlined: set[int], hidden: set[int])
 
 
 def _is_default(value: AttrValue, default: AttrValue | None) -> bool:
-    """Whether the reader fills in this very value; -0.0 is not 0.0."""
+    """True if the parser would fill in exactly this value; -0.0 is not 0.0."""
     if isinstance(default, float):
         return repr(value) == repr(f32(default))
     return value == default and type(value) is type(default)
 
 
 def _needs_types(op: Op) -> bool:
-    """Whether the reader could not infer the outputs' types from the inputs."""
+    """True if the parser could not infer the outputs' types from the inputs."""
     record = opdef.get(op.kind, where=op.label)
     try:
         _, types = schema.bind_dtypes(record, op.inputs, [None] * len(op.outputs), op)
@@ -159,7 +160,7 @@ def _unread_constants(graph: Content) -> set[int]:
 
 
 def _inlined_constants(graph: Content) -> set[int]:
-    """Unnamed scalar constants used once, whose dtype the reader finds from the op's other inputs."""
+    """Unnamed scalar constants used once, whose dtype the parser infers from the op's other inputs."""
     used: Counter[int] = Counter()
     candidates: dict[int, bool] = {}
     for op in graph.ops:

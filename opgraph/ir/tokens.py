@@ -1,4 +1,4 @@
-"""The words of one line of the graph text, and how they are read."""
+"""The tokenizer for one line of the graph text, and the methods that read its tokens."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ END: Token = ("end", "the end of the line")
 
 
 class Line:
-    """A line taken apart, and the place up to which it is read.
+    """The tokens of a line, and the current reading position.
 
     Args:
         text: without its line break.
         number: for messages.
 
     Raises:
-        ModelError: something that is no word.
+        ModelError: a part of the text is not a token.
     """
 
     __slots__ = ("at", "number", "tokens")
@@ -58,18 +58,18 @@ class Line:
         return ModelError(what, where=f"line {self.number} of the graph text", fix=fix)
 
     def peek(self, ahead: int = 0) -> Token:
-        """The next word, or one further ahead."""
+        """The next token, or one further ahead, without consuming it."""
         at = self.at + ahead
         return self.tokens[at] if at < len(self.tokens) else END
 
     def take(self) -> Token:
-        """The next word; it is read then."""
+        """Consumes and returns the next token."""
         token = self.peek()
         self.at += 1
         return token
 
     def accept(self, sign: str) -> bool:
-        """Whether the next word is this one; if so, it is read.
+        """True if the next token is this one; it is then consumed.
 
         Raises:
             ModelError: the line ends here.
@@ -83,12 +83,12 @@ class Line:
         return False
 
     def expect(self, sign: str) -> None:
-        """Reads this word, or raises ModelError."""
+        """Consumes this token; raises ModelError if the next one is another."""
         if not self.accept(sign):
             raise self.error(f"expected {sign!r}, found {self.peek()[1]!r}")
 
     def end_item(self, close: str) -> None:
-        """Reads the comma after an item of a list, if the list does not close here."""
+        """Consumes the comma after an item of a list, unless the list is closed here."""
         if not self.accept(",") and self.peek() != ("sign", close):
             raise self.error(f"expected ',' or {close!r}, found {self.peek()[1]!r}")
 
@@ -102,13 +102,13 @@ class Line:
         return found
 
     def value(self) -> tuple[str, str | None]:
-        """A value of the graph: what it is called in this text, and the name that it has by itself (%0 has none)."""
+        """A value of the graph: its name in this text, and its own name (None for %0)."""
         group, found = self.peek()
         name = self.name()
         return (name, None) if group == "name" and found.startswith("%") else (quoted(name), name)
 
     def scalar(self) -> bool | int | float | str:
-        """A value: number, true, false or a quoted text."""
+        """A literal: a number, true, false or a quoted text."""
         group, found = self.take()
         if group == "string":
             return self._unquoted(found)
@@ -118,11 +118,11 @@ class Line:
             raise self.error(f"expected a value, found {found!r}")
         try:
             return float(found) if _FLOAT_MARKS.intersection(found) else int(found)
-        except ValueError as error:  # an int of more digits than Python reads
+        except ValueError as error:  # an int with more digits than Python parses
             raise self.error(f"cannot read a number: {error}") from None
 
     def list(self) -> list[Any]:
-        """Values in brackets."""
+        """Literals in brackets."""
         self.expect("[")
         values = []
         while not self.accept("]"):

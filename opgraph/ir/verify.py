@@ -1,4 +1,4 @@
-"""What `Graph.finalize` promises: every mention agrees, one producer each, no cycle, shapes and names that fit."""
+"""The checks of `Graph.finalize`: mentions agree, tensors have one producer, no cycle, shapes and names fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgraph.ir.shapes import ShapeMismatch, unify
 def verify_graph(
     tables: Tables, outputs: Sequence[int]
 ) -> tuple[tuple[Op, ...], dict[int, LogicalTensor], dict[int, list[Op]]]:
-    """Checks a graph and completes its shapes; the tables are not touched.
+    """Checks a graph and completes its shapes; the tables are not changed.
 
     Args:
         outputs: ids of the graph's outputs.
@@ -24,7 +24,7 @@ def verify_graph(
     Returns: ops in topological order with completed shapes, tensors by id, consumers by tensor id.
 
     Raises:
-        InvalidGraph: two mentions of a tensor disagree, a cycle, a name used twice among inputs or outputs.
+        InvalidGraph: two mentions of a tensor disagree, the graph has a cycle, or two inputs or outputs have one name.
         InvalidShape: a declared shape contradicts the inferred one, or shapes do not broadcast.
     """
     for known, mention, op in tables.conflicts:
@@ -46,7 +46,7 @@ def verify_graph(
 
 
 def _typed(tensors: Mapping[int, LogicalTensor]) -> dict[int, LogicalTensor]:
-    """Tensors by id, with untyped constants that met nothing as f32."""
+    """Tensors by id, with constants that are still untyped as f32."""
     return {i: rounded(t, "f32") if t.is_constant and t.dtype == dtypes.UNDEF else t for i, t in tensors.items()}
 
 
@@ -69,7 +69,7 @@ def _check_names(what: str, ids: Iterable[int], tensors: Mapping[int, LogicalTen
 
 
 def topological_order(ops: Mapping[int, Op], producer: Callable[[int], Op | None]) -> list[Op]:
-    """Ops with producers first, otherwise as added.
+    """Ops with producers first, otherwise in the order of addition.
 
     Raises:
         InvalidGraph: the graph has a cycle; the message names ops on it.
@@ -121,7 +121,7 @@ def _complete_shapes(
                 dims = unify(tensor.dims, inferred[index] if index < len(inferred) else None, tensor.label)
             except ShapeMismatch as error:
                 raise InvalidShape(error.what, where=op.where, fix=error.fix) from None
-            known = tensors[tensor.id]  # the mention that has the name, if any has
+            known = tensors[tensor.id]  # the mention with a name, if there is one
             if dims != known.dims:
                 known = tensors[tensor.id] = known.with_(dims=dims)
             outputs.append(known)

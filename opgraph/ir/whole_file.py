@@ -1,4 +1,4 @@
-"""Text files that appear whole or not at all."""
+"""Atomic writes of text files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a text under another name beside its own, and renames it; what was there stays until then.
+    """Writes a text to a temporary file in the same folder, then renames that; an existing file stays until then.
 
-    A link stays one: the file that it names is written. What is no file (/dev/stdout, a pipe) is written to. The rights
-    are those of the file that was there, or of a new one.
+    A link stays a link: its target is replaced. A path that is not a regular file (/dev/stdout, a pipe) is written to
+    directly. The permissions are those of the existing file, or of a new file.
 
     Raises:
-        OSError, ValueError: it cannot be written (the second: a null byte in the name). Nothing has changed then. The
-            first names the file.
+        OSError, ValueError: the file cannot be written (ValueError: a null byte in the name); nothing has changed. The
+            OSError names the file.
     """
     target = Path(path)
     if target.exists() and not target.is_file() and not target.is_dir():
@@ -28,14 +28,14 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".tmp")
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(temporary, _mode(target))  # mkstemp's own rights are the owner's alone
+        os.chmod(temporary, _mode(target))  # mkstemp's files are accessible to their owner only
         os.replace(temporary, target)
     except BaseException as error:
         if temporary is not None:
             with suppress(OSError):
                 os.unlink(temporary)
         if isinstance(error, OSError):
-            error.filename = os.fspath(path)  # a write to a full disk names none, the rest the temporary one
+            error.filename = os.fspath(path)  # a full disk: no name; other errors: the temporary file's name
         raise
 
 
