@@ -1,1 +1,1 @@
-"""Partitions: what runs as one kernel, by which rules, and why."""
+"""Partitions: the groups of ops that run as one kernel, the rules that form them, and the reasons."""

@@ -1,4 +1,4 @@
-"""Pieces of axes: what makes two shapes of one row-major tensor alike."""
+"""Pieces of axes: a common factorization of two shapes of one row-major tensor."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import TypeAlias
 
 from opgraph.partition.symbols import Shape
 
-#: A number, or the name of one that nobody knows.
+#: A number, or the name of an unknown number.
 Size: TypeAlias = int | str
-#: For each axis the pieces that it is cut into; of an axis that an operand lacks, none: it then has size 1.
+#: For each axis, the sizes of its pieces; no pieces for an axis that an operand lacks, which then has size 1.
 Pieces: TypeAlias = tuple[tuple[Size, ...], ...]
 
 
 def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces] | None:
-    """The pieces that make two shapes of one row-major tensor alike, as few as there can be; None where sizes that
-    nobody knows stand in the way."""
+    """The fewest pieces into which both shapes of one row-major tensor can be cut; None if unknown sizes prevent it."""
     left = [_Side(a), _Side(b)]
     for from_end in (False, True):
         while left[0].rest and left[1].rest and _match(left[0], left[1], from_end=from_end):
             pass
     for one, other in (left, left[::-1]):
         if other.rest and len(one.rest) == 1 and isinstance(one.rest[0][1], str):
-            # All that is left: whatever its size is, it is theirs. This does not hold for a number: [0,3,h,w] of no
-            # elements becomes [0,6], whatever h and w are.
+            # Only one unknown size is left, so it is the product of the sizes left on the other side. This does not
+            # hold for a number: [0,3,h,w] has no elements and may become [0,6] for any h and w.
             (place, _), sizes = one.rest[0], [size for _, size in other.rest]
             one.middle[place] += sizes
             for own, size in other.rest:
@@ -33,8 +32,8 @@ def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces]
             one.rest.clear()
             other.rest.clear()
         elif other.middle and not other.rest and all(size == 1 or isinstance(size, str) for _, size in one.rest):
-            # The images of one element in GroupNorm: pieces of size 1 of the axis beside them. What nobody knows is 1,
-            # or the sizes do not fit.
+            # Images of one element in GroupNorm: their axes are pieces of size 1 of the adjacent axis. An unknown size
+            # must be 1, or the sizes do not fit.
             for own, _ in one.rest:
                 one.middle[own].append(1)
                 other.middle[other.reached].append(1)
@@ -45,17 +44,17 @@ def common_pieces(a: Sequence[Size], b: Sequence[Size]) -> tuple[Pieces, Pieces]
 
 
 class _Side:
-    """One of two shapes, and what of it has been matched from both ends."""
+    """One of two shapes, and its pieces that are matched so far from both ends."""
 
     def __init__(self, shape: Sequence[Size]) -> None:
         self.rest = deque(enumerate(shape))
         self.first: list[list[Size]] = [[] for _ in shape]
         self.middle: list[list[Size]] = [[] for _ in shape]
         self.last: list[list[Size]] = [[] for _ in shape]
-        self.reached = 0  # the last axis that a piece was taken off from the front
+        self.reached = 0  # the last axis from which a piece was taken at the front
 
     def take(self, size: Size, left: Size, from_end: bool) -> None:
-        """Takes a piece off an end of the axis there, and leaves that much of it; 1: nothing."""
+        """Takes a piece off the axis at one end; `left` is the rest of that axis, 1 if nothing remains."""
         place, _ = self.rest.pop() if from_end else self.rest.popleft()
         (self.last if from_end else self.first)[place].append(size)
         self.reached = self.reached if from_end else place
@@ -70,7 +69,7 @@ class _Side:
 
 
 def _match(a: _Side, b: _Side, *, from_end: bool) -> bool:
-    """Takes one piece off an end of both."""
+    """Takes one piece off the same end of both; False if there is no common piece."""
     x, y = (side.rest[-1 if from_end else 0][1] for side in (a, b))
     if x == y:
         a.take(x, 1, from_end)
@@ -91,18 +90,18 @@ def _match(a: _Side, b: _Side, *, from_end: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A shape and the pieces of its axes. What broadcasts to it has the same pieces."""
+    """A shape and the pieces of its axes. Shapes that broadcast to it have the same pieces."""
 
     shape: tuple[Size, ...]
     pieces: Pieces
 
     @property
     def is_plain(self) -> bool:
-        """Whether the pieces are the axes."""
+        """True if the pieces are the axes."""
         return flat(self.pieces) == self.shape
 
     def of(self, shape: Shape) -> Pieces | None:
-        """The pieces of a shape that broadcasts to this one; None where it may not."""
+        """The pieces of a shape that broadcasts to this one; None if it might not."""
         if isinstance(shape, str) or len(shape) > len(self.shape):
             return None
         found = []
@@ -114,7 +113,7 @@ class Frame:
         return tuple(found)
 
     def along_channel(self, shape: Shape, rank: int) -> Pieces | None:
-        """The same for one dimension that lies along axis 1 of so many axes, the last ones of the frame."""
+        """Like `of`, for a 1-d shape that lies along axis 1 of the last `rank` axes of the frame."""
         axis = len(self.shape) - rank + 1
         if len(shape) != 1 or not 0 < axis < len(self.shape) or shape[0] != self.shape[axis]:
             return None
@@ -122,12 +121,12 @@ class Frame:
 
 
 def flat(pieces: Pieces) -> tuple[Size, ...]:
-    """The shape that pieces make."""
+    """The shape whose axes are the pieces."""
     return tuple(d for p in pieces for d in (p or (1,)))
 
 
 def cuts_of(pieces: Mapping[int, Pieces], ids: Iterable[int]) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """For each of these tensors that is cut, how: names of sizes are left out."""
+    """The cut of each of these tensors that is cut, with 0 for named sizes."""
     found = {}
     for id in ids:
         own = pieces.get(id)

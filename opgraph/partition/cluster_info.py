@@ -1,4 +1,4 @@
-"""ClusterInfo: what is known of each cluster of nodes while partitions grow, and why clusters stayed apart."""
+"""ClusterInfo: the properties of clusters of nodes while partitions grow, and the reasons that keep clusters apart."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from opgraph.partition.partition import FUSED
 from opgraph.partition.symbols import Shape
 from opgraph.partition.traits import described
 
-#: How many edges the searches for cycles may visit, for each op of the graph.
+#: The number of edges that the cycle searches may visit, for each op of the graph.
 SEARCH_BUDGET = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why two neighbours stayed apart: the op that gave the value, the one that reads it, and the reason."""
+    """The reason why two neighbours stayed apart: the op that makes the value, the one that reads it, and a text."""
 
     producer: Op
     consumer: Op
@@ -27,17 +27,17 @@ class Refusal:
 
 
 class ClusterInfo:
-    """The clusters of a graph's nodes. What is known of one stands at the node that stands for it.
+    """The clusters of a graph's nodes. The lists hold the properties of a cluster at the index of its representative.
 
     Attributes:
         members: its nodes.
-        kinds: the kind of partition that it is, and who runs it.
+        kinds: its kind of partition, and the provider that runs it.
         shape: its largest shape.
-        axes: those of its rows, if it has any.
+        axes: the axes of its rows, if it has any.
         cost: instructions per element.
-        makes_output: whether it makes an output of the graph.
-        placed: why it cannot be computed inside a larger shape.
-        refusals: why two nodes ended in two clusters.
+        makes_output: True if it makes an output of the graph.
+        placed: the reason why it cannot be computed inside a larger shape.
+        refusals: the reasons why two nodes are in different clusters, by edge.
     """
 
     def __init__(self, nodes: Nodes) -> None:
@@ -51,7 +51,7 @@ class ClusterInfo:
         self.makes_output = list(nodes.makes_output)
         self.placed = list(nodes.placed)
         self.refusals: dict[tuple[int, int], str] = {}
-        self._apart: dict[int, set[tuple[int, int]]] = {}  # few clusters have any such edge
+        self._apart: dict[int, set[tuple[int, int]]] = {}  # a dict, since few clusters have such an edge
         self._conflicts = frozenset(nodes.seen.conflicts)
         for edge in nodes.apart:
             for node in edge:
@@ -60,7 +60,7 @@ class ClusterInfo:
             self._join_opened()
 
     def _join_opened(self) -> None:
-        """Makes one cluster of what is inside each op that was opened: a path that leaves it does not come back."""
+        """Makes one cluster of the nodes inside each opened op; legal, since a path that leaves it does not return."""
         nodes = self.nodes
         place: dict[int, int] = {}
         joins = []
@@ -68,7 +68,7 @@ class ClusterInfo:
             first = place.setdefault(owner.id, node)
             if first != node:
                 joins.append((first, node))
-        # An op is about one shape, that of its rows, or of its result, whatever else its parts are made of.
+        # An opened op has one shape, that of its rows or of its result, whatever shapes its parts have.
         shape = {place[owner.id]: nodes.shape[n] for n, owner in enumerate(nodes.owners) if owner is not nodes.ops[n]}
         shape |= {place[nodes.owners[n].id]: nodes.shape[n] for n, axes in enumerate(nodes.axes) if axes is not None}
         self.keep(self.clusters.join_all(joins, {n: place[o.id] for n, o in enumerate(nodes.owners)}))
@@ -78,7 +78,7 @@ class ClusterInfo:
     # -- joining ------------------------------------------------------------------------------------------------
 
     def join(self, producer: int, consumer: int, a: int, b: int) -> None:
-        """Joins cluster a (of `producer`) and cluster b (of `consumer`), or notes why not."""
+        """Joins cluster a (of `producer`) and cluster b (of `consumer`), or records the reason why not."""
         between = self.apart_between(a, b)
         if between:
             self.refusals[producer, consumer] = self.why_apart(min(between))
@@ -87,7 +87,7 @@ class ClusterInfo:
             axes = [list(self.axes[c] or ()) for c in (a, b)]
             self.refusals[producer, consumer] = f"rows over axes {axes[0]} and over axes {axes[1]} are two loops"
             return
-        shape = self.shape[b]  # values only grow on their way through pointwise ops
+        shape = self.shape[b]  # shapes only grow from operands to results of pointwise ops
         result = self.clusters.join(a, b)
         if isinstance(result, Blocked):
             self.refusals[producer, consumer] = self._in_the_way(result)
@@ -96,13 +96,13 @@ class ClusterInfo:
             self.shape[result[0]] = shape
 
     def keep(self, joins: Iterable[tuple[int, int]]) -> None:
-        """Writes down joins that were made, (kept, absorbed)."""
+        """Updates the properties after joins, each (kept, absorbed)."""
         for kept, gone in joins:
             self.cost[kept] += self.cost[gone]
             self.axes[kept] = self.axes[kept] or self.axes[gone]
             self.makes_output[kept] |= self.makes_output[gone]
             self.placed[kept] = self.placed[kept] or self.placed[gone]
-            # The shorter goes into the longer, so that all joins together stay linear (but for a logarithm).
+            # The shorter list is appended to the longer one, so that all joins together are linear up to a logarithm.
             longer, shorter = self.members[kept], self.members[gone]
             if len(longer) < len(shorter):
                 longer, shorter = shorter, longer
@@ -114,10 +114,10 @@ class ClusterInfo:
                 more.update(less)
                 self._apart[kept] = more
 
-    # -- asking -------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def apart_between(self, a: int, b: int) -> list[int]:
-        """The nodes from which an edge leads from one cluster to the other that must not lie inside any."""
+        """The source nodes of the edges between two clusters that must not lie inside any cluster."""
         if a not in self._apart or b not in self._apart:
             return []
         find = self.clusters.find
@@ -125,14 +125,14 @@ class ClusterInfo:
         return [p for p, c in fewer if {find(p), find(c)} == {a, b}]
 
     def has_conflict(self, *clusters: int) -> bool:
-        """Whether a node of these clusters must not be in one cluster with some other node.
+        """True if a node of these clusters must not be in one cluster with some other node.
 
-        No edge need lead from one to the other, so clusters that are joined all at once could hold both.
+        There may be no edge between the two, so a join of many clusters at once could put both into one.
         """
         return any(edge in self._conflicts for c in clusters for edge in self._apart.get(c, ()))
 
     def rows_differ(self, a: int, b: int) -> bool:
-        """Whether both clusters have rows, along different axes."""
+        """True if both clusters have rows, along different axes."""
         return None not in (self.axes[a], self.axes[b]) and self.axes[a] != self.axes[b]
 
     def edge(self, part: int, user: int) -> tuple[int, int]:
@@ -144,7 +144,7 @@ class ClusterInfo:
         raise AssertionError("clusters without an edge")
 
     def why_apart(self, producer: int) -> str:
-        """Why no edge from this node may lie inside a cluster, if one must not."""
+        """The reason why an edge from this node must not lie inside a cluster."""
         if self.nodes.sums[producer]:
             return "a sum is whole only when its loop has ended; what uses it is another kernel"
         if producer in self.nodes.summed_like:
@@ -162,14 +162,14 @@ class ClusterInfo:
         return f"fusing would make a cycle through {described(self.nodes.ops[min(foreign or blocked.path)])}"
 
     def told(self) -> list[Refusal]:
-        """The refusals between ops that indeed ended apart."""
+        """The refusals between ops that are in different clusters at the end."""
         find, owners = self.clusters.find, self.nodes.owners
         told = [(p, c, r) for (p, c), r in self.refusals.items() if find(p) != find(c)]
         return [Refusal(owners[p], owners[c], r) for p, c, r in told]
 
     def row_forms(self, nodes: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str], frozenset[int]]:
-        """The axes of the rows of a partition of these nodes, which values are one for each row, in which form, and
-        which of these are sums; nothing of all that where it neither reduces rows nor holds more than their values."""
+        """The row axes of a partition of these nodes, the form of each row value by id, and the row values that SumTo
+        makes. All are empty if there is no reduction, row sum or view, and every op makes a "kept" row value."""
         axes, rows = next((axes for n in nodes if (axes := self.nodes.axes[n]) is not None), None), self.nodes.rows
         if axes is None:
             return (), {}, frozenset()
@@ -183,7 +183,7 @@ class ClusterInfo:
         return ((), {}, frozenset()) if is_plain else (axes, forms, frozenset(sums))
 
     def connected(self, nodes: Sequence[int]) -> list[list[int]]:
-        """The parts of a piece that hang together by values that they make or read, each in order."""
+        """The connected components of a piece, by values that its nodes make or read, each in order."""
         parent = {node: node for node in nodes}
 
         def root(node: int) -> int:

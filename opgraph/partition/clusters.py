@@ -1,8 +1,8 @@
-"""Clusters: the ops of a graph grouped step by step, the graph between the groups always free of cycles.
+"""Clusters: groups of the ops of a graph, joined step by step; the graph between the groups never has a cycle.
 
-The groups stand in a list that is a topological order of them. Two groups may be joined if no path leads from one to
-the other through a third; to know that, only what stands between them in the list needs to be searched, from both ends
-at once. Joining moves whichever side of the search was finished.
+The groups are in a list, which is a topological order of them. Two groups may be joined if no path leads from one to
+the other through a third. To find such a path, only the groups between the two in the list are searched, from both ends
+at once. A join moves the groups of the side whose search has finished.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _GAP = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """Why two clusters cannot be joined: members of the clusters on a path between them; empty: the search gave up."""
+    """The obstacle to a join: members of the clusters on a path between the two; empty if the search gave up."""
 
     path: tuple[int, ...]
 
 
 class Clusters:
-    """Nodes 0 ... n-1 in topological order, each a cluster of its own at first.
+    """Nodes 0 ... n-1 in topological order, each a separate cluster at first.
 
     Args:
-        sources: for each node, the nodes that it reads from; all of them smaller numbers.
-        budget: how many edges all searches together may visit; when it is spent, joins that need one are refused.
+        sources: for each node, the nodes that it reads from, which all have smaller numbers.
+        budget: the number of edges that all searches may visit together; then joins that need a search are refused.
     """
 
     def __init__(self, sources: list[list[int]], budget: int) -> None:
@@ -40,7 +40,7 @@ class Clusters:
                 self._after[source].add(node)
         self._enter(range(count))
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def find(self, node: int) -> int:
         """The cluster of a node, by the number of one of its members."""
@@ -59,7 +59,7 @@ class Clusters:
         return {self.find(n) for n in self._after[cluster]} - {cluster}
 
     def ordered(self, a: int, b: int) -> tuple[int, int]:
-        """Two clusters as they stand in the current order."""
+        """Two clusters in their current order."""
         return (a, b) if self._label[a] < self._label[b] else (b, a)
 
     def __iter__(self) -> Iterator[int]:
@@ -72,10 +72,10 @@ class Clusters:
     # -- joining many at once -----------------------------------------------------------------------------------
 
     def join_by_level(self, may_join: Callable[[int, int], bool]) -> list[tuple[int, int]]:
-        """Joins clusters along edges that `may_join`, where that is legal for a simple reason; linear.
+        """Joins clusters of one level along edges for which `may_join` is True, without a search; linear time.
 
-        The level of a cluster is the largest number of other edges on a path to it. No path leaves a level and comes
-        back, so clusters of one level joined along joinable edges stay free of cycles.
+        The level of a cluster is the largest number of other edges on a path to it. No path leaves a level and returns
+        to it, so joins along joinable edges within one level create no cycle.
 
         Returns: the joins made, (kept, absorbed).
         """
@@ -94,7 +94,7 @@ class Clusters:
         return self.join_all(joins, level)
 
     def join_siblings(self, color: Callable[[int], str]) -> list[tuple[int, int]]:
-        """Joins clusters of one color (not "") that lie at the same depth; legal, since no path joins two of these.
+        """Joins clusters of one color (not "") at the same depth; legal, since no path connects two of them.
 
         Returns: the joins made, (kept, absorbed).
         """
@@ -110,7 +110,7 @@ class Clusters:
         return self.join_all(joins, level)
 
     def join_all(self, joins: list[tuple[int, int]], level: dict[int, int]) -> list[tuple[int, int]]:
-        """Joins these pairs, legal or not; `level` of every cluster is its place in a topological order afterwards."""
+        """Joins these pairs without a check; sorted by `level`, the clusters are then in topological order."""
         made = []
         for a, b in joins:
             a, b = self.find(a), self.find(b)
@@ -121,7 +121,7 @@ class Clusters:
         return made
 
     def _merge(self, a: int, b: int) -> tuple[int, int]:
-        """Puts two clusters into one, which keeps the number of the busier one; its place in the list is open."""
+        """Merges two clusters under the number of the one with more edges; its place in the list is left open."""
         if len(self._before[a]) + len(self._after[a]) < len(self._before[b]) + len(self._after[b]):
             a, b = b, a
         self._parent[b] = a
@@ -134,12 +134,12 @@ class Clusters:
     # -- joining two --------------------------------------------------------------------------------------------
 
     def join(self, a: int, b: int) -> tuple[int, int] | Blocked:
-        """Joins a cluster and one that it feeds, or that stands behind it in the order.
+        """Joins a cluster and one that it feeds, or that comes later in the order.
 
-        Returns: (kept, absorbed), or what is in the way.
+        Returns: (kept, absorbed), or the obstacle.
         """
-        ahead: dict[int, int] = {a: a}  # reached from a, and from where
-        behind: dict[int, int] = {b: b}  # reaches b, and by way of what
+        ahead: dict[int, int] = {a: a}  # clusters reached from a -> the cluster before each on the path
+        behind: dict[int, int] = {b: b}  # clusters that reach b -> the cluster after each on the path
         front, back = deque([a]), deque([b])
         cost_ahead = cost_behind = 0
         while front and back:
@@ -158,7 +158,7 @@ class Clusters:
                 return Blocked(_path(met, ahead, behind))
             if self.budget < 0 and front and back:
                 return Blocked(())
-        # The search that came to its end has seen all that stands between the two on its side; that moves away.
+        # The search that finished has visited all clusters on its side between the two; these move away.
         label = self._label.__getitem__
         if front:
             anchor, moved, place = a, sorted(behind.keys() - {b}, key=label), a
@@ -185,7 +185,7 @@ class Clusters:
         """Visits the neighbours of one cluster; returns an edge on which the two searches met."""
         label, forward, find = self._label, edges is self._after, self.find
         node = queue.popleft()
-        edges[node] = around = {find(n) for n in edges[node]} - {node}  # forgets what joins have made obsolete
+        edges[node] = around = {find(n) for n in edges[node]} - {node}  # drops edges that joins made obsolete
         for near in around:
             if near in seen or (near == goal and node == start):
                 continue
@@ -199,7 +199,7 @@ class Clusters:
     # -- the list -----------------------------------------------------------------------------------------------
 
     def _enter(self, order: Iterable[int]) -> None:
-        """Makes the list anew. Its head stands before the first and after the last, and is no cluster."""
+        """Rebuilds the list. Its head is a sentinel before the first and after the last cluster."""
         nodes = list(order)
         self._head = -1
         ring = [self._head, *nodes]

@@ -1,4 +1,4 @@
-"""Which ops are opened: those that their records spell in smaller ones, all of which fit into one loop."""
+"""Selects the ops to open: those whose records spell them in smaller ops that all fit into one loop."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def opened(ops: Iterable[Op]) -> dict[int, tuple[Op, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The ops of a graph as a cutter takes them.
+    """The ops of a graph, opened for partitioning.
 
     Attributes:
         inside: the smaller ops of each op that is opened, by its id.
         owners: for each op of `seen`, the op of the graph that it belongs to.
-        seen: all of them, with their shapes.
-        rows: what is known of their rows.
+        seen: all ops, with their shapes.
+        rows: the analysis of their rows.
     """
 
     inside: dict[int, tuple[Op, ...]]
@@ -43,19 +43,19 @@ class Opened:
     rows: Rows
 
 
-#: After so many rounds no op that is opened takes part in rows that begin around it.
+#: After this many rounds, no opened op takes part in rows that begin outside it.
 _ROUNDS = 3
 
 
 def opened_ops(whole: Sequence[Op]) -> Opened:
-    """Opens ops, and takes reshapes into loops."""
+    """Opens ops, and includes reshapes in loops."""
     inside, closed, rounds = opened(whole), set[int](), 0
     while True:
         owners = [op for op in whole for _ in inside.get(op.id, (op,))]
         ops = [inner for op in whole for inner in inside.get(op.id, (op,))]
         places = [place for place, owner in enumerate(owners) if owner.id in inside]
         seen = viewed(ops, shapes_of(ops), places)
-        # What stands around an op may keep its reshapes out of the loop; it is then no loop.
+        # The surrounding ops may keep an op's reshapes out of the loop; the op is then not one loop.
         lost = {owners[p].id for p in places if ops[p].kind in RESHAPES and p not in seen.reshapes}
         made = {t.id: place for place, op in enumerate(ops) for t in op.outputs}
         lost |= {owners[p].id for p in places for id in seen.apart.get(p, ()) if owners[made[id]] is owners[p]}
@@ -64,7 +64,7 @@ def opened_ops(whole: Sequence[Op]) -> Opened:
             homes = {t.id: owners[p].id for p in places if owners[p].id in closed for t in ops[p].outputs}
             outside = {t.id for p in seen.plain for t in seen.ops[p].outputs}
             rows = Rows(seen.ops, seen.shapes, outside, homes)
-            # An operand may be one value for each row of some other loop: what follows from it is of that loop.
+            # An operand may be a row value of another loop; values computed from it then belong to that loop.
             torn = _torn(owners, places, seen, rows) if rows.values else set()
             if not torn:
                 return Opened(inside, owners, seen, rows)
@@ -74,7 +74,7 @@ def opened_ops(whole: Sequence[Op]) -> Opened:
 
 
 def _torn(owners: Sequence[Op], places: Iterable[int], seen: Viewed, rows: Rows) -> set[int]:
-    """The opened ops that are no loop once rows begin or lead around them."""
+    """The opened ops that are not one loop any more once rows begin around them or lead there."""
     inner: dict[int, list[int]] = {}
     whole: dict[int, Op] = {}
     for place in places:
@@ -84,17 +84,17 @@ def _torn(owners: Sequence[Op], places: Iterable[int], seen: Viewed, rows: Rows)
 
 
 def is_one_loop(ops: Sequence[Op], outputs: set[int]) -> bool:
-    """Whether one loop does all of these ops: over one shape, with rows along the same axes.
+    """True if one loop can compute all of these ops: over one shape, with rows along the same axes.
 
     Args:
-        outputs: ids of what is needed outside.
+        outputs: ids of the values that are needed outside.
     """
     seen = viewed(ops, shapes_of(ops), range(len(ops)))
     return _loops(range(len(ops)), seen, Rows(seen.ops, seen.shapes), outputs)
 
 
 def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -> bool:
-    """Whether one loop does the ops at some places."""
+    """True if one loop can compute the ops at these places."""
     ops = [seen.ops[p] for p in places]
     tags = [rows.values[t.id] for op in ops for t in op.outputs if t.id in rows.values]
     spaces = {(tag.space, tag.axes) for tag in tags}
@@ -102,7 +102,7 @@ def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -
         return False
     space: Shape = next(iter(spaces))[0] if spaces else seen.shapes_at(places[-1])[ops[-1].outputs[0].id]
     made: set[int] = set()
-    ended: set[int] = set()  # sums, which nothing inside may read
+    ended: set[int] = set()  # sums, which no op inside may read
     for place, op in zip(places, ops, strict=True):
         record, shapes = opdef.of(op), seen.shapes_at(place)
         read = {t.id for t in op.inputs}
@@ -115,6 +115,6 @@ def _loops(places: Sequence[int], seen: Viewed, rows: Rows, outputs: set[int]) -
         elif rows.of(op) is None and not (record.is_pointwise and len(op.outputs) == 1):
             return False
         elif rows.of(op) is None and shapes[op.outputs[0].id] != space and op.outputs[0].id in outputs:
-            return False  # smaller: as part of the loop it would be written in the larger shape
+            return False  # a smaller output: the loop would write it in the larger shape
         made.update(t.id for t in op.outputs)
     return True

@@ -1,4 +1,4 @@
-"""Graph texts of one-line expressions: how rules write their examples."""
+"""Graph texts from one-line expressions, for the examples of rules."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from opgraph.ir.expression import Call, Expr, Num, Param, Var, parse_expression
 
 
 def graph_of(expression: str | Expr, *, dtype: str = "f32", shape: str = "[4,8]", **types: str) -> str:
-    """The text of a graph that computes `expression`, its output called y.
+    """The text of a graph that computes `expression`, with an output called y.
 
     Args:
         expression: calls of ops over names (inputs of the graph) and numbers.
         dtype, shape: of inputs without an entry in `types`.
         types: the full type of an input, by name: `a="f32[8]"`.
 
-    The same call written twice is one op, as the same name twice is one value.
+    Equal calls are one op, as equal names are one value.
     """
     tree = parse_expression(expression) if isinstance(expression, str) else expression
     writer = _Writer()

@@ -1,4 +1,4 @@
-"""Growing partitions: fused ones along equal shapes, then over smaller shapes, then libraries over what is left."""
+"""Grows partitions: fused ones along equal shapes, then over smaller shapes, then library ones from the rest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opgraph.partition.traits import kind_and_provider
 FREE_COST = 4
 #: ... or where the loop is at most this many times as large.
 FREE_RATIO = 2.0
-#: What is constant along a row is computed once for a row on the CPU, once for a pack of so many elements on CUDA.
+#: A value that is constant along a row is computed once per row on the CPU, once per pack of so many elements on CUDA.
 PACK = 4
 
 
-#: Parts are joined for what they both read as long as the whole reads at most so many values of the loop's shape.
+#: Parts with common operands are joined as long as the result reads at most this many values of the loop's shape.
 MAX_READS = 16
 
 
@@ -29,9 +29,9 @@ class Cutter:
         graph: finalized.
 
     Attributes:
-        nodes: what is known of each op.
-        info: what is known of each cluster of them.
-        clusters: these themselves.
+        nodes: the ops and their properties.
+        info: the properties of each cluster of nodes.
+        clusters: the clusters.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -42,7 +42,7 @@ class Cutter:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def fuse_equal_shapes(self) -> None:
-        """Joins pointwise neighbours of one shape: first where levels show it to be legal, then by searching."""
+        """Joins pointwise neighbours of one shape: first those that are legal by level, then the rest by search."""
         info, find = self.info, self.clusters.find
         info.keep(self.clusters.join_by_level(self._simply_alike))
         for node, sources in enumerate(self.nodes.sources):
@@ -52,9 +52,9 @@ class Cutter:
                     info.join(source, node, a, b)
 
     def fuse_readers(self) -> None:
-        """Joins parts of one shape that read one value of that shape and do not wait for each other: it is read once.
+        """Joins independent parts of one shape that read a common value of that shape, so that it is read once.
 
-        So do the gradients of a function: each is made of the same few tensors, and none of another.
+        The gradients of a function are such parts: each is computed from the same few tensors, and none from another.
         """
         nodes, info, find = self.nodes, self.info, self.clusters.find
         live = self._live()
@@ -72,7 +72,7 @@ class Cutter:
                 latest[value] = node
 
     def fuse_neighbours(self) -> None:
-        """Joins parts of one shape that do not wait for each other, whatever they read."""
+        """Joins independent parts of one shape, even without a common operand."""
         info, nodes, live = self.info, self.nodes, self._live()
         made = {t.id: self.clusters.find(node) for node, op in enumerate(nodes.ops) for t in op.outputs}
         reads: dict[int, set[int]] = {}
@@ -90,8 +90,8 @@ class Cutter:
                 self._join_readers(first, cluster, reads)
 
     def _shape_of_arrays(self, cluster: int) -> Shape:
-        """The shape of a cluster that holds neither rows nor a reshape: its loop does not cut axes, so what only looks
-        alike once they are cut does not fit in; of others, the shape once they are."""
+        """The uncut shape of a cluster without rows and reshapes: its loop does not cut axes, so parts whose shape is
+        equal only after the cut do not fit into it. For other clusters, the shape after the cut."""
         nodes, members = self.nodes, self.info.members[cluster]
         if self.info.axes[cluster] is not None or any(node in nodes.seen.reshapes for node in members):
             return self.info.shape[cluster]
@@ -107,7 +107,7 @@ class Cutter:
             reads[result[0]] = reads[a] | reads[b]
 
     def _live(self) -> list[bool]:
-        """Whether an output of the graph depends on each op; what nothing depends on is not run."""
+        """For each op, True if an output of the graph depends on it; other ops do not run."""
         live = list(self.nodes.makes_output)
         for node in reversed(range(len(live))):
             if live[node]:
@@ -116,9 +116,9 @@ class Cutter:
         return live
 
     def absorb_smaller_shapes(self) -> None:
-        """Takes parts of smaller shape into the one cluster that uses them; last ones first, so that chains go along.
+        """Joins parts of smaller shape into the only cluster that uses them; last parts first, so that chains follow.
 
-        Such a part feeds one cluster only, so no path leads from it to that cluster through a third.
+        Such a part feeds only one cluster, so no path leads from it to that cluster through a third.
         """
         info = self.info
         for part in reversed(list(self.clusters)):
@@ -138,7 +138,7 @@ class Cutter:
                 info.join(*edge, part, user)
 
     def _tell_users(self, part: int, count: int) -> None:
-        """Notes why a part that several partitions use is in none of them; one walk over the edges that leave it."""
+        """Records why a part that several partitions use is in none of them, in one pass over its outgoing edges."""
         info, find = self.info, self.clusters.find
         said: dict[Shape, str] = {info.shape[part]: ""}
         for node in info.members[part]:
@@ -153,14 +153,14 @@ class Cutter:
                     info.refusals.setdefault((node, target), said[big])
 
     def leave_reshapes(self) -> None:
-        """Gives reshapes that no loop has anything around to a library, which need not touch the elements."""
+        """Assigns clusters of nothing but reshapes to a library, which need not touch the elements."""
         nodes, info = self.nodes, self.info
         for node in sorted({self.clusters.find(n) for n in nodes.seen.reshapes}):
             if all(n in nodes.seen.reshapes for n in info.members[node]):
                 info.kinds[node] = kind_and_provider(nodes.owners[node])
 
     def join_libraries(self) -> None:
-        """Joins what one library runs: along edges, then side by side where neither waits for the other."""
+        """Joins clusters of one library: along edges, then independent ones."""
         info, find = self.info, self.clusters.find
         if all(kind != LIBRARY for kind, _ in info.kinds):
             return
@@ -176,12 +176,12 @@ class Cutter:
     # -- rules --------------------------------------------------------------------------------------------------
 
     def _alike(self, a: int, b: int) -> bool:
-        """Whether two clusters, one feeding the other, are pointwise over one shape."""
+        """True if two clusters, one feeding the other, are pointwise over one shape."""
         info = self.info
         return info.kinds[a][0] == info.kinds[b][0] == FUSED and info.shape[a] == info.shape[b]
 
     def _simply_alike(self, a: int, b: int) -> bool:
-        """Whether clusters may be joined, however many of their like are joined at once."""
+        """True if two clusters may be joined even if many such clusters are joined at once."""
         if not self._alike(a, b) or self.info.apart_between(a, b) or self.info.has_conflict(a, b):
             return False
         axes = self.info.axes
@@ -191,7 +191,7 @@ class Cutter:
         return self.info.kinds[a][0] == LIBRARY and self.info.kinds[a] == self.info.kinds[b]
 
     def _against_absorbing(self, part: int, user: int, edge: tuple[int, int]) -> str:
-        """Why a part should not be computed within the cluster that uses it; "" where it should."""
+        """The reason against computing a part within the cluster that uses it; "" if there is none."""
         info = self.info
         small, big = info.shape[part], info.shape[user]
         if edge in self.nodes.apart:
@@ -209,7 +209,7 @@ class Cutter:
 
 
 def _inside(small: Shape, big: Shape) -> str:
-    """What keeps two parts apart, in words; two unknown sizes look the same."""
+    """The text for two shapes that keep parts apart, with a hint if they look the same because of unknown sizes."""
     alike = shape_text(small) == shape_text(big)
     hint = ", which may differ (give equal sizes one name)" if alike else ""
     return f"smaller shape {shape_text(small)} inside {shape_text(big)}{hint}"

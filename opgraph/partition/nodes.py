@@ -1,4 +1,4 @@
-"""Nodes: the ops of a graph as they are cut, and what is known of each by itself."""
+"""Nodes: the ops of a graph for partitioning, and the properties of each."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _ROWS = "its rows are those of its own shape"
 
 
 class Nodes:
-    """A node is the place of an op (End left out) in topological order.
+    """A node is the place of an op (without End) in topological order.
 
-    An op that its record spells in smaller ones, all of which fit into one loop, is a node for each of these.
+    An op whose record spells it in smaller ops that all fit into one loop is a node for each of these.
 
     Args:
         graph: finalized.
 
     Attributes:
         ops, owners: the op, and the op of the graph that it belongs to.
-        kinds: the kind of partition that it goes to, and who runs that.
+        kinds: its kind of partition, and the provider that runs it.
         sources, targets: the nodes that it reads from, and those that read it.
-        sums: whether it is a sum that ends its loop.
-        axes: those of its row, if it is of one.
-        shape: its own; of a sum, the one that it runs over; of one value for each row, that of all rows.
-        cost: instructions per element; 0-d parts leave the loop, so they do not count.
-        makes_output: whether it makes an output of the graph.
-        placed: why it cannot be computed inside a larger shape; "" where it can.
+        sums: True if it is a sum that ends its loop.
+        axes: the row axes, if it makes a row value.
+        shape: its own; for a sum, the shape that it runs over; for a row value, the shape of all rows.
+        cost: instructions per element; 0 for parts of one element, which leave the loop.
+        makes_output: True if it makes an output of the graph.
+        placed: the reason why it cannot be computed inside a larger shape; "" if it can.
         reads: ids of the values of its shape whose data it reads.
-        apart: edges that must not lie inside any cluster, (source, node), and pairs that must not be in one.
-        summed_like: nodes to whose shape others sum up, which must be in memory for that.
-        mixed: shapes of which rows run along different axes.
+        apart: edges that must not lie inside any cluster, (source, node), and pairs that must not be in one cluster.
+        summed_like: nodes to whose shape sums reduce; their values must be in memory for that.
+        mixed: shapes whose rows run along different axes.
         inside, seen, rows: see `Opened` and `Rows`.
     """
 
@@ -82,7 +82,7 @@ class Nodes:
         self.mixed = {shape for shape, axes in several.items() if len(axes) > 1}
 
     def _inputs(self) -> Iterator[Sequence[LogicalTensor]]:
-        """What each node waits for: what it reads, and the first one of an opened op what none of them reads."""
+        """The dependencies of each node: its inputs; for the first node of an opened op also inputs that none reads."""
         begun: set[int] = set()
         for op, owner in zip(self.ops, self.owners, strict=True):
             inner = self.inside.get(owner.id, ())

@@ -1,4 +1,4 @@
-"""Partition: a piece of a graph that runs as one."""
+"""Partition: a part of a graph that runs as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opgraph.runtime.engine import Engine
 
 FUSED, LIBRARY, UNSUPPORTED = "fused", "library", "unsupported"
-#: The provider of library ops that have records: torch where it is installed, else NumPy; that shows at run time.
+#: The provider of library ops that have records: torch if it is installed, else NumPy; determined at run time.
 NATIVE = "native"
 
 
@@ -29,13 +29,13 @@ class RowForms:
     """Rows that one kernel reduces.
 
     Attributes:
-        axes: those of a row, counted from the last (-1), in ascending order; none where no row is reduced.
-        forms: of each value that there is one of for each row, by tensor id, whether the axes of the row stay, with
-            size 1 ("kept"), or not ("dropped").
-        sums: of these, the ones that SumTo makes.
-        inside: for each op that its record spells in smaller ones and that runs as these, or that is said with other
-            axes than its own, by op id, these.
-        cuts: by tensor id, how the axes of an operand or a result are taken for more (`opgraph.loops.loop.Cut`).
+        axes: the axes of a row, counted from the last (-1), in ascending order; empty if no row is reduced.
+        forms: for each row value (one value for each row), by tensor id: "kept" if it has the row's axes with size 1,
+            "dropped" if it does not have them.
+        sums: the row values that SumTo makes.
+        inside: by op id, the ops that run instead of an op: the smaller ops in which its record spells it, or the op
+            rewritten for other axes than its own.
+        cuts: by tensor id, the split of the axes of an operand or a result into more axes (`opgraph.loops.loop.Cut`).
     """
 
     axes: tuple[int, ...] = ()
@@ -50,19 +50,19 @@ NO_ROWS = RowForms()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Partition:
-    """One piece of a graph.
+    """One part of a graph.
 
     Attributes:
         id: its place in the topological order of partitions.
-        kind: "fused" (one generated kernel), "library" (a provider runs it) or "unsupported" (nobody does).
+        kind: "fused" (one generated kernel), "library" (a provider runs it) or "unsupported" (no provider runs it).
         ops: in topological order.
-        input_ports: what it reads from elsewhere, each tensor once, in order of first use; without constants.
-        output_ports: what is read elsewhere or is an output of the graph, each once.
+        input_ports: the tensors that it reads from outside, each once, in order of first use; without constants.
+        output_ports: the tensors that are read outside or are outputs of the graph, each once.
         constants: the constants that it reads, each once.
-        unit_matches: the named units that lie inside, in topological order of their roots.
-        provider: who runs it: "opgraph", "native", "onnxruntime", or "".
+        unit_matches: the named units inside, in topological order of their roots.
+        provider: "opgraph", "native", "onnxruntime", or "" if no provider runs it.
         engine: the engine kind of its graph.
-        rows: what of it is one value for each row.
+        rows: its rows and row values.
 
     Source: oneDNN Graph `partition`.
     """
@@ -80,17 +80,17 @@ class Partition:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names of the units inside, nested ones too, in topological order of their roots."""
+        """Names of the units inside, including nested ones, in topological order of their roots."""
         return tuple(unit.name for unit in self.unit_matches)
 
     @property
     def supported(self) -> bool:
-        """Whether it can be compiled."""
+        """True if it can be compiled."""
         return self.kind != UNSUPPORTED
 
     @classmethod
     def of(cls, op: Op, engine: str = "cpu") -> Partition:
-        """The partition of one op, without a graph around it.
+        """The partition of a single op without a graph.
 
         Args:
             op: complete; it is copied.
@@ -98,11 +98,11 @@ class Partition:
 
         Raises:
             InvalidGraphOp, InvalidDataType, InvalidShape: the op does not fit its schema.
-            InvalidArguments: unknown engine kind, or End, which is in no partition.
+            InvalidArguments: unknown engine kind, or the op is End, which is in no partition.
 
         Source: oneDNN Graph `partition(op, engine_kind)`.
         """
-        from opgraph.partition.partitioner import partition  # it makes these
+        from opgraph.partition.partitioner import partition  # it imports this module
 
         graph = Graph(engine)
         graph.add_op(op)
@@ -114,16 +114,16 @@ class Partition:
     def compile(
         self, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], engine: Engine
     ) -> CompiledPartition:
-        """Makes it executable for these shapes.
+        """Compiles it for these shapes.
 
         Args:
-            inputs, outputs: logical tensors, matched to the ports by id, in any order; ids that are no port are
-                ignored. Inputs need known shapes; unknown dimensions of outputs are inferred.
+            inputs, outputs: logical tensors, matched to the ports by id, in any order; other ids are ignored. Inputs
+                need known shapes; unknown dimensions of outputs are inferred.
             engine: of the graph's engine kind.
 
         Raises:
-            InvalidArguments: the partition is unsupported, a port is missing, an input shape is unknown, the engine is
-                of another kind.
+            InvalidArguments: the partition is unsupported, a port is missing, an input shape is unknown, or the engine
+                is of another kind.
             InvalidShape: the shapes do not fit the ops.
             DeviceError: the kernel does not compile.
         """
@@ -146,7 +146,7 @@ def make_partition(
     provider: str,
     rows: RowForms = NO_ROWS,
 ) -> Partition:
-    """A partition of these ops, its ports found from the graph.
+    """A partition of these ops; its ports are derived from the graph.
 
     Args:
         outputs: ids of the graph's outputs.
@@ -168,10 +168,10 @@ def make_partition(
 
 
 def graph_of(part: Partition) -> Graph:
-    """A partition as a graph of its own; its inputs are bound by tensor id."""
+    """A partition as a separate graph; its inputs are bound by tensor id."""
     ops: Sequence[Op] = part.ops
     sides = (part.input_ports, part.output_ports)
-    if any(len({port_name(t) for t in side}) < len(side) for side in sides):  # a name of one is the t<id> of another
+    if any(len({port_name(t) for t in side}) < len(side) for side in sides):  # one port's name is another port's t<id>
         plain = {t.id: t.with_(name=None) for side in sides for t in side if re.fullmatch("t[0-9]+", t.name or "")}
         ops = [
             Op.locked(o.id, o.kind, _instead(o.inputs, plain), _instead(o.outputs, plain), o.name, o.attrs) for o in ops
@@ -188,14 +188,14 @@ def _instead(tensors: Sequence[LogicalTensor], others: Mapping[int, LogicalTenso
 
 
 def log_partitions(partitions: Sequence[Partition], how: str = "") -> None:
-    """Logs the partitions of a graph; `how` ends their titles."""
+    """Logs the partitions of a graph; `how` is appended to their titles."""
     if is_on("partition"):
         for part in partitions:
             log("partition", f"{part!r}{how}", graph_of(part))
 
 
 def needed_for(partitions: Sequence[Partition], values: Iterable[int]) -> tuple[Partition, ...]:
-    """Those that these values (by id) depend on: a graph may hold ops that no output of it needs."""
+    """The partitions that these values (by id) depend on: a graph may contain ops that none of its outputs needs."""
     wanted = set(values)
     kept = []
     for part in reversed(partitions):

@@ -1,10 +1,10 @@
-"""Cutting a graph into partitions: which ops run as one kernel, which go to a library, and in what order.
+"""Cuts a graph into partitions: the ops that run as one kernel, the ops that go to a library, and their order.
 
-Fused partitions grow in three steps. First along edges between ops of provably equal shape, as far as no cycle arises;
-then parts that read the same values are joined; then smaller parts (a parameter's own arithmetic, a [C] next to [N,C])
-are taken into the one partition that uses them, if computing them again for each element is cheap. Library partitions
-then take what is left. Each step is linear, apart from searches for cycles, which share one budget.
-specs/partitioning.md has the rules in full.
+Fused partitions grow in three steps. First, ops of provably equal shape are joined along edges, as long as no cycle
+arises. Then parts that read the same values are joined. Then smaller parts (arithmetic on a parameter, a [C] next to
+[N,C]) are joined into the only partition that uses them, if recomputing them for each element is cheap. Library
+partitions take the remaining ops. Each step is linear, except for cycle searches, which share one budget.
+specs/partitioning.md has the full rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ POLICIES = ("fusion", "debug")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Partitioning:
-    """A graph cut into partitions, in topological order, and what neighbours were kept apart for which reason."""
+    """The partitions of a graph in topological order, and the reasons why neighbours were kept apart."""
 
     graph: Graph
     policy: str
@@ -44,8 +44,8 @@ class Partitioning:
 
     @property
     def report(self) -> Report:
-        """Why the graph was cut so, op by op; made when asked for."""
-        from opgraph.partition.report import make_report  # rarely asked for
+        """The reasons for the partitioning, op by op; computed on access."""
+        from opgraph.partition.report import make_report  # rarely needed
 
         return make_report(self.graph, self.partitions, self.refusals, self.policy)
 
@@ -56,11 +56,11 @@ def partition(
     """Cuts a finalized graph into partitions, the same for every engine kind.
 
     Args:
-        policy: "fusion", or "debug": every op alone.
-        rules: of the named units to look for.
-        side_by_side: parts of one shape are joined even where they read no value together.
+        policy: "fusion", or "debug" (every op alone).
+        rules: the rules of the named units to match.
+        side_by_side: join parts of one shape even if they read no common value.
 
-    Returns: the partitions in topological order, verified, and the report that says why.
+    Returns: the verified partitions in topological order, and the report with the reasons.
 
     Raises:
         InvalidGraph: the graph is not finalized.
@@ -97,7 +97,7 @@ def _partitioned(graph: Graph, policy: str, rules: Sequence[Rule], side_by_side:
 
 
 def _in_order(graph: Graph, info: ClusterInfo, cluster: list[int], units: Sequence[Unit]) -> tuple[Partition, ...]:
-    """Partitions in topological order; of those that could run next, the one with the earliest op."""
+    """Partitions in topological order; of those that are ready, the one with the earliest op comes first."""
     members: dict[int, list[int]] = {}
     for node, own in enumerate(cluster):
         members.setdefault(own, []).append(node)
@@ -133,7 +133,7 @@ def _in_order(graph: Graph, info: ClusterInfo, cluster: list[int], units: Sequen
 
 
 def _rows(info: ClusterInfo, nodes: Sequence[int]) -> RowForms:
-    """What of a fused partition is one value for each row, and which ops run as others."""
+    """The row values of a fused partition, and the ops that run instead of others."""
     axes, forms, sums = info.row_forms(nodes)
     seen = info.nodes.seen
     in_pieces = bool(axes) or any(n in seen.reshapes for n in nodes)
@@ -152,7 +152,7 @@ def _rows(info: ClusterInfo, nodes: Sequence[int]) -> RowForms:
 
 
 def _units_inside(info: ClusterInfo, cluster: list[int], units: Sequence[Unit]) -> dict[int, list[Unit]]:
-    """The units that lie in one cluster each, by cluster."""
+    """The units whose ops are all in one cluster, by cluster."""
     node_of = {op.id: node for node, op in enumerate(info.nodes.owners)}
     inside: dict[int, list[Unit]] = {}
     for unit in units:

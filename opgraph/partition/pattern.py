@@ -1,13 +1,13 @@
-"""Patterns: small trees of ops, in a notation, compiled for matching.
+"""Patterns: small trees of ops in a text notation, compiled for matching.
 
-The notation is that of `opgraph.ir.expression`, with two words more:
+The notation is that of `opgraph.ir.expression`, with two additions:
 
 - `OneOf(p, q, ...)`: any of these;
 - a commutative op with more than two arguments, `Multiply(0.5, x, y)`: a product in any order and association.
 
-Operands of commutative ops match in either order, one name is one tensor, `$p` is a scalar constant and a number one
-of that value, rounded to the constant's dtype. An attribute that a pattern does not mention has its default. Every
-value that a match touches has one and the same float dtype, conditions aside. Values inside may be used elsewhere too.
+Operands of commutative ops match in either order. One name is one tensor. `$p` is a scalar constant; a number is a
+scalar constant of that value, rounded to the constant's dtype. An attribute that a pattern does not mention must have
+its default. All values of a match have the same float dtype, except conditions. Inner values may have other uses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Pattern:
 
     Attributes:
         root: kind of its root.
-        below: what must stand below the root, any of these: a kind and one under it, "" for any. Cheap to look at.
+        below: pairs of a kind below the root and a kind under that ("" for any); one of them must be present. A cheap
+            test before the match.
     """
 
     root: str
@@ -37,10 +38,10 @@ class Pattern:
 
 
 def compile_pattern(text: str) -> tuple[Pattern, ...]:
-    """The patterns of one text: one, or one for each alternative where the root is a OneOf.
+    """The patterns of one text: one pattern, or one for each alternative if the root is a OneOf.
 
     Raises:
-        InvalidArguments: the text is no pattern: the root is no op, an op is unknown, too many arguments.
+        InvalidArguments: the text is not a pattern: the root is not an op, an op is unknown, or has too many arguments.
     """
     tree = parse_expression(text)
     if not isinstance(tree, Call):
@@ -57,7 +58,7 @@ def _alternatives(tree: Expr) -> list[Call]:
 
 
 def _specific_first(call: Call) -> Call:
-    """The same call, checked, with the arguments of commutative ops ordered so that a mismatch shows early."""
+    """The same call, checked, with the arguments of commutative ops ordered so that a mismatch is found early."""
     args = tuple(_specific_first(a) if isinstance(a, Call) else a for a in call.args)
     if call.kind == ONE_OF:
         return Call(call.kind, args)
@@ -83,11 +84,12 @@ def _kinds_needed(root: Call) -> tuple[tuple[str, str], ...]:
 
 
 def _calls_below(call: Call, most: int) -> list[Call]:
-    """Calls of which one must stand below; none where that is not sure, as in products of more than `most` factors."""
+    """Calls, one of which must be below this one; empty if that is uncertain, as in products of more than `most`
+    factors."""
     if len(call.args) > most and opdef.get(call.kind, where="a pattern").commutative:
         return []
     choices = [_alternatives(a) for a in call.args if isinstance(a, Call) and _is_sure(a)]
-    # The operand that says most: Add(1, Erf(...)) rather than Divide(x, 2).
+    # The most specific operand: Add(1, Erf(...)) rather than Divide(x, 2).
     return max(choices, key=lambda calls: min(map(_depth, calls)), default=[])
 
 

@@ -1,4 +1,4 @@
-"""Ports: what a group of ops reads from elsewhere, and what of theirs is needed elsewhere."""
+"""Ports: the tensors that a group of ops reads from outside, and its results that are needed outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opgraph.ir.op import Op
 
 
 def read_from_outside(ops: Iterable[Op]) -> tuple[tuple[LogicalTensor, ...], tuple[LogicalTensor, ...]]:
-    """What ops (in topological order) read that none of them makes, in order of first use; and their constants."""
+    """The tensors that ops (in topological order) read but do not make, in order of first use; and their constants."""
     made: set[int] = set()
     inputs: dict[int, LogicalTensor] = {}
     constants: dict[int, LogicalTensor] = {}
@@ -25,7 +25,7 @@ def read_from_outside(ops: Iterable[Op]) -> tuple[tuple[LogicalTensor, ...], tup
 
 
 def needed_outside(graph: Graph, outputs: set[int], ops: Sequence[Op]) -> tuple[LogicalTensor, ...]:
-    """What ops make that others read, or that is an output of the graph, in order of creation.
+    """The results of ops that other ops read or that are outputs of the graph, in order of creation.
 
     Args:
         outputs: ids of the graph's outputs.
@@ -33,5 +33,5 @@ def needed_outside(graph: Graph, outputs: set[int], ops: Sequence[Op]) -> tuple[
     inside = {op.id for op in ops}
     made = [t for op in ops for t in op.outputs]
     needed = [t for t in made if t.id in outputs or any(c.id not in inside for c in graph.consumers(t.id))]
-    # Where nobody needs anything (an importer dropped the values), the partition still makes its last values.
+    # If no result is needed (an importer dropped the values), the partition still makes its last values.
     return tuple(needed or [t for t in made if not graph.consumers(t.id)])

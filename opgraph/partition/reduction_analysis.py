@@ -1,8 +1,8 @@
-"""Rows: which values are one for each row of a larger shape, so that one loop over that shape makes and reads them.
+"""Rows: finds row values (one value for each row of a larger shape); one loop over that shape makes and reads them.
 
-The mean of x[N,C] over its last axis is [N,1] or [N]; what is computed from it in that shape, and what brings it back
-to [N,C], belongs into the loop over x. Each such value is known here by the shape that its loop runs over, the axes
-that were reduced, and whether it still has these axes ("kept", with size 1) or not ("dropped").
+The mean of x[N,C] over its last axis is [N,1] or [N]. Ops that compute with it in that shape, and ops that bring it
+back to [N,C], belong in the loop over x. A row value is described by the shape that its loop runs over, the axes that
+were reduced, and whether it still has these axes ("kept", with size 1) or not ("dropped").
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from opgraph.ops.reduction_gradients import static_axes
 from opgraph.partition.symbols import Shape, is_scalar_shape
 from opgraph.partition.traits import aligned_operands
 
-#: Elements of a space that fit into the second-level cache with room to spare.
+#: Elements of a space that fits in the second-level cache with room to spare.
 CACHED = 64 * 1024
-#: Runs of a row that are shorter take longer to begin than to walk.
+#: Runs of a row with fewer elements take longer to start than to iterate.
 SHORT_RUN = 8
 
 
@@ -30,7 +30,7 @@ class RowValue:
 
     Attributes:
         space: the shape that the loop runs over.
-        axes: those of a row, counted from the last (-1), in ascending order.
+        axes: the axes of a row, counted from the last (-1), in ascending order.
         form: "kept" or "dropped".
     """
 
@@ -40,33 +40,33 @@ class RowValue:
 
     @property
     def shape(self) -> tuple[int | str, ...]:
-        """Its own shape."""
+        """The shape of the value itself."""
         rows = {a + len(self.space) for a in self.axes}
         if self.form == "kept":
             return tuple(1 if i in rows else d for i, d in enumerate(self.space))
         return tuple(d for i, d in enumerate(self.space) if i not in rows)
 
     def is_like(self, other: RowValue) -> bool:
-        """Whether sums over the axes of either are the same: they differ in axes of size 1 at most."""
+        """True if sums over the axes of either are equal: they differ at most in axes of size 1."""
         return (self.space, self.form, self.shape) == (other.space, other.form, other.shape)
 
     def in_form(self, form: str) -> RowValue:
-        """The same value with or without its axes."""
+        """The same value with ("kept") or without ("dropped") its axes."""
         return RowValue(self.space, self.axes, form)
 
 
 class Rows:
-    """What is known of the rows of a graph.
+    """The rows of a graph.
 
     Args:
         ops: in topological order.
         shapes: of every tensor.
-        apart: tensors that no row value becomes or follows from: what makes them has other axes than these shapes say.
-        homes: by tensor, the op that it is made inside of, where that op takes part in no rows but its own.
+        apart: tensors that cannot be row values: the ops that make them have other axes than these shapes.
+        homes: by tensor, the opened op that makes it inside, if that op takes part only in its own rows.
 
     Attributes:
-        values: the values that there is one of for each row, by tensor id.
-        sums: of these, the ones that SumTo makes; every other SumTo ends its loop.
+        values: the row values, by tensor id.
+        sums: the row values that SumTo makes; every other SumTo ends its loop.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Rows:
         self.values: dict[int, RowValue] = {}
         self.sums: set[int] = set()
         self._wanted: dict[int, RowValue] = {}
-        self._summed: dict[int, RowValue] = {}  # what SumTo makes, where that is one value for each row
+        self._summed: dict[int, RowValue] = {}  # results of SumTo that have one value for each row
         reductions = {op.outputs[0].id: made for op in ops if (made := self._reduction(op)) is not None}
         sums = {op.outputs[0].id: made for op in ops if (made := self._row_sum(op)) is not None}
         if not reductions and not sums:
@@ -95,12 +95,12 @@ class Rows:
         self._forward(begun)
 
     def of(self, op: Op) -> RowValue | None:
-        """The row value that an op makes, if it does."""
+        """The row value that an op makes, or None."""
         return self.values.get(op.outputs[0].id) if op.outputs else None
 
     def misread(self, op: Op) -> list[int]:
-        """Operands that an op must read from memory, since inside the loop they would lie along other axes: those
-        without rows' axes that it takes for something else, and those of which it alone knows that they are such."""
+        """Operands that an op must read from memory, since inside the loop they would lie along other axes: "dropped"
+        row values that it uses as something else, and other operands that it alone uses as row values."""
         if not self.values:
             return []
         own, is_view = self.of(op), opdef.of(op).family == "shape"
@@ -109,7 +109,7 @@ class Rows:
             tag = self.values.get(tensor.id)
             if tag is None:
                 is_row = own is not None and (is_view or own.form == "dropped") and opdef.of(op).row is None
-                if is_row and self.shapes[tensor.id] != ():  # one element of some axes says how many the loop has
+                if is_row and self.shapes[tensor.id] != ():  # one element with axes determines the loop's rank
                     found.append(tensor.id)
             elif tag.form == "dropped" and own != tag and own != tag.in_form("kept"):
                 found.append(tensor.id)
@@ -117,8 +117,8 @@ class Rows:
 
     @cached_property
     def without_known_shape(self) -> set[int]:
-        """Tensors with a shape that no operand of their loop has: values for each row, and what follows from them in a
-        smaller shape than that of the loop."""
+        """Tensors whose shape no operand of their loop has: row values, and values computed from them in a smaller
+        shape than that of the loop."""
         found = set(self.values)
         space = {id: tag.space for id, tag in self.values.items()}
         for op in self.ops if found else ():
@@ -143,7 +143,7 @@ class Rows:
         return RowValue(src, rows, "kept" if op.attrs["keep_dims"] else "dropped") if walked else None
 
     def _row_sum(self, op: Op) -> RowValue | None:
-        """A SumTo that keeps its axes, as one value for each row."""
+        """The row value that a SumTo makes if it keeps its axes or sums all of them, else None."""
         if op.outputs and op.outputs[0].id in self._apart:
             return None
         if opdef.of(op).family != "sum" or aligned_operands(op, self.shapes):
@@ -170,13 +170,13 @@ class Rows:
                 summed = self._summed.get(tensor.id)
                 like = self._near(op).get(op.inputs[1].id) if summed is not None else None
                 if found is None and summed is not None and like is not None and summed.is_like(like):
-                    found = like  # to the shape of a row value, which no operand tells
+                    found = like  # a sum to the shape of a row value, which no operand has
                     self.sums.add(tensor.id)
                 if found is not None:
                     self.values[tensor.id] = found
 
     def _follows(self, op: Op) -> RowValue | None:
-        """The row value that an op makes of others."""
+        """The row value that an op makes from others, or None."""
         record = opdef.of(op)
         shape = self.shapes[op.outputs[0].id]
         if op.outputs[0].id in self._apart:
@@ -200,20 +200,20 @@ class Rows:
         return tag
 
     def _near(self, op: Op) -> dict[int, RowValue]:
-        """The row values that an op reads, by tensor; within an op with a home those that are made there."""
+        """The row values that an op reads, by tensor; for an op with a home, only those made in that home."""
         home = self._homes.get(op.outputs[0].id)
         known = {t.id: self.values[t.id] for t in op.inputs if t.id in self.values}
         return known if home is None else {id: tag for id, tag in known.items() if self._homes.get(id) == home}
 
     def _fits_dropped(self, op: Op, tag: RowValue) -> bool:
-        """Whether every operand has the shape without the rows' axes, or is one number."""
+        """True if every operand has the shape without the row axes, or is one number."""
         if aligned_operands(op, self.shapes):
             return False
         return all(self.shapes[t.id] in (tag.shape, ()) for t in op.inputs)
 
     def _leading_back(self, sums: dict[int, RowValue]) -> set[int]:
-        """The sums that come back to the shape that they run over: there they are needed before the loop has ended."""
-        back: set[int] = set()  # row values that do
+        """The sums that are used in the shape that they run over: they are needed before the loop ends."""
+        back: set[int] = set()  # row values with such a use
         for op in reversed(self.ops):
             own = self.of(op)
             for tensor in op.inputs:
@@ -230,7 +230,7 @@ class Rows:
         return back & sums.keys()
 
     def _want(self, made: dict[int, RowValue]) -> None:
-        """Values without rows' axes that get them only to meet the rows: computed in the loop, too."""
+        """Marks values without row axes that get them only to be combined with rows; the loop computes them as well."""
         known: dict[tuple[int | str, ...], RowValue] = {}
         for tag in made.values():
             known.setdefault(tag.in_form("kept").shape, tag.in_form("dropped"))
@@ -252,14 +252,14 @@ class Rows:
 
 
 def _is_walked(rows: tuple[int, ...], space: tuple[int | str, ...]) -> bool:
-    """Whether kernels walk such rows of f64 well: not those of many short runs (the groups of GroupNorm where channels
-    come last; of other dtypes they are a "grouped reduction"), unless all of it fits into a cache."""
+    """True if kernels iterate efficiently over such rows of f64: not over many short runs (the groups of GroupNorm with
+    channels last; in other dtypes a "grouped reduction"), unless the whole space fits in a cache."""
     run = next(k for k in range(len(rows) + 1) if -1 - k not in rows)
     sizes = [d for d in space[len(space) - run :] if isinstance(d, int)]
     return not (0 < run < len(rows) and len(sizes) == run and prod(sizes) < SHORT_RUN) or is_cached(space)
 
 
 def is_cached(space: tuple[int | str, ...]) -> bool:
-    """Whether all sizes are known and the whole fits into a cache."""
+    """True if all sizes are known and the whole space fits in a cache."""
     sizes = [d for d in space if isinstance(d, int)]
     return len(sizes) == len(space) and prod(sizes) <= CACHED

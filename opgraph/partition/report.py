@@ -1,4 +1,4 @@
-"""Why a graph was cut as it was: one line for each partition, one for each op."""
+"""The report on a partitioning: one line for each partition, and one for each op with the reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from opgraph.partition.cluster_info import Refusal
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, Partition
 from opgraph.partition.traits import described
 
-#: Of one op: a value that thousands read has as many neighbours.
+#: The most reasons shown for one op: a value that thousands of ops read has thousands of neighbours.
 MOST_REASONS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpRow:
-    """One op: where it went, by which units, and why it stayed apart from its neighbours."""
+    """One op: its partition, its units, and the reason why it stayed apart from its neighbours."""
 
     id: int
     name: str
@@ -45,7 +45,7 @@ class PartitionRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What `Graph.explain` returns; `print` shows it as a table."""
+    """The result of `Graph.explain`; `print` shows it as a table."""
 
     policy: str
     partitions: tuple[PartitionRow, ...]
@@ -77,7 +77,7 @@ class Report:
 
 
 def counted(count: int, what: str) -> str:
-    """As in: 1 op, 2 ops."""
+    """A count with its noun: 1 op, 2 ops."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
@@ -91,7 +91,7 @@ def make_report(
     """The report on a finished partitioning.
 
     Args:
-        placed: why ops run where a device put them, by op id; see `opgraph.runtime.cpu_placement`.
+        placed: the reasons why ops run where a device put them, by op id; see `opgraph.runtime.cpu_placement`.
     """
     placed = placed or {}
     told: dict[int, list[str]] = {}
@@ -129,7 +129,7 @@ def _units_of(part: Partition) -> dict[int, list[str]]:
 def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], policy: str) -> str:
     if part.provider == NATIVE and "onnx_op" in op.attrs:
         kind = op.attrs["onnx_op"]
-        # On a GPU torch runs nodes as well, and who put them there says so.
+        # On a GPU torch also runs nodes; the code that puts them there adds that to the text.
         is_gradient = opdef.get(op.kind, where=op.label).foreign == NATIVE
         return f"gradient of the ONNX node {kind}: runs in torch" if is_gradient else f"foreign op {kind}"
     if part.provider == NATIVE:
@@ -155,7 +155,7 @@ def _why(part: Partition, op: Op, units: Sequence[str], told: Sequence[str], pol
 
 
 def _may_be_unknown(op: Op) -> bool:
-    """Whether kernels do such ops where enough is known of their shapes, and not all is known of this one's."""
+    """True if kernels compute such ops if enough of their shapes is known, and this op has an unknown size."""
     record = opdef.of(op)
     has_kernels = record.spelled is not None or record.row is not None
     return has_kernels and any(t.dims is None or None in t.dims for t in op.inputs)

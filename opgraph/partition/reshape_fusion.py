@@ -1,8 +1,8 @@
-"""Reshapes inside a loop: shapes whose axes are cut into the same pieces, over which one loop can run.
+"""Reshapes inside a loop: axes are cut so that shapes have the same pieces, over which one loop can run.
 
-GroupNorm takes x[N,C,H,W] for [N,G,L], reduces L, and goes back. Both are [N,G,C/G,H,W] once C and L are cut, so a
-loop over that shape does all of it, and each operand is read with some of its axes taken for several. What an op says
-about axes is said again here about the pieces; shapes are theirs, and a reshape between such shapes does nothing.
+GroupNorm reshapes x[N,C,H,W] to [N,G,L], reduces L, and reshapes back. Both shapes are [N,G,C/G,H,W] once C and L are
+cut, so one loop over that shape computes all of it and reads each operand with some of its axes split into several.
+This module rewrites ops from axes to pieces. Shapes then consist of pieces, and a reshape between them is a no-op.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from opgraph.partition.symbols import Shape, is_scalar_shape
 
 @dataclass(frozen=True, slots=True)
 class Viewed:
-    """A list of ops with its shapes, once reshapes are taken into account.
+    """A list of ops with its shapes, after reshapes are taken into account.
 
     Attributes:
-        ops: those that are about pieces say so; a reshape between equal pieces has become a BroadcastTo.
-        shapes: of every tensor; of pieces where its own ops have them.
-        axes: the shape of every tensor without pieces.
+        ops: the ops, rewritten for pieces if possible; a reshape between equal pieces has become a BroadcastTo.
+        shapes: of every tensor, in pieces if it has them.
+        axes: the uncut shape of every tensor.
         pieces: of each tensor whose pieces are not its axes.
-        plain: places of ops that read or make such tensors and are not about pieces.
+        plain: places of ops that read or make such tensors but are not rewritten for pieces.
         apart: for places of ops, the operands that are made with other pieces than they are read with.
-        conflicts: pairs of places of ops that read one tensor with different axes: a loop reads it with one set.
-        said: places of the ops that are about pieces.
+        conflicts: pairs of places of ops that read one tensor with different axes; one loop reads it with one set.
+        said: places of the ops that are rewritten for pieces.
         reshapes: places of the ops that were reshapes.
     """
 
@@ -47,16 +47,16 @@ class Viewed:
     reshapes: frozenset[int]
 
     def shapes_at(self, place: int) -> dict[int, Shape]:
-        """The shapes that an op is about: those without pieces, if it is not about pieces but others at its tensors."""
+        """The shapes for an op: uncut ones if it is not rewritten for pieces but its tensors have pieces."""
         return self.axes if place in self.plain else self.shapes
 
 
 def viewed(ops: Sequence[Op], shapes: dict[int, Shape], inside: Collection[int]) -> Viewed:
-    """Takes reshapes into loops where rows are reduced on one of their sides.
+    """Includes reshapes in loops if rows are reduced on one of their sides.
 
     Args:
         ops: in topological order.
-        inside: places of ops that belong into one loop with others; their reshapes are taken whatever is around.
+        inside: places of ops that belong in one loop with others; their reshapes are included in any surroundings.
     """
     candidates = cuttable(ops, shapes)
     if not candidates:
@@ -132,10 +132,10 @@ class _Views:
     def _readers(self, id: int) -> list[int]:
         return [place for place in self.users[id] if any(t.id == id for t in self.ops[place].inputs)]
 
-    # -- what begins --------------------------------------------------------------------------------------------
+    # -- where pieces begin -------------------------------------------------------------------------------------
 
     def _begin(self, place: int, waiting: deque[int]) -> None:
-        """Gives both sides of a reshape, and the shape that it takes over, their pieces."""
+        """Sets the pieces of both sides of a reshape, and of the operand that gives its shape."""
         op = self.ops[place]
         src, dst = op.inputs[0], op.outputs[0]
         own = self.candidates[place]
@@ -143,7 +143,7 @@ class _Views:
         if any(self.shapes[id] != self.shapes[dst.id] for id, _ in tensors[2:]):
             return
         if any(self.pieces.get(id, pieces) != pieces for id, pieces in tensors):
-            return  # cut otherwise for another reshape
+            return  # another reshape cuts it in another way
         for id, pieces in tensors:
             shape = self.shapes[id]
             assert not isinstance(shape, str)
@@ -154,10 +154,10 @@ class _Views:
         self.rewritten[place] = Op.locked(op.id, "BroadcastTo", (src, like), (dst,), op.name, attrs)
         self.taken.add(place)
 
-    # -- what follows -------------------------------------------------------------------------------------------
+    # -- where they lead ----------------------------------------------------------------------------------------
 
     def _spread(self, place: int) -> Iterable[int]:
-        """Says an op again in pieces, if it can be; returns the tensors that got theirs thereby."""
+        """Rewrites an op for pieces, if possible; returns the tensors that get their pieces from it."""
         op = self.ops[place]
         record = opdef.of(op)
         if op.kind in UNIT_AXES:
@@ -177,7 +177,7 @@ class _Views:
         free = {t.id for t in op.inputs if self._is_one_element(t.id) and self.shapes[t.id] != frame.shape}
         most = max((r or 0 for t, r in zip(op.inputs, ranks, strict=True) if t.id not in free), default=0)
         found: dict[int, Pieces] = {}
-        whole: dict[int, Pieces] = {}  # operands whose axes are not cut, whatever the others' are
+        whole: dict[int, Pieces] = {}  # operands whose axes are not cut, even if those of others are
         aligned = False
         for index, tensor in enumerate(tensors):
             shape = self.shapes[tensor.id]
@@ -186,7 +186,7 @@ class _Views:
             along = record.lies_along_channel(index, ranks, op.attrs) if is_input else like_channel
             aligned |= along
             if tensor.id in free and len(shape) <= most:
-                # It broadcasts to anything, and another operand says how many axes there are.
+                # It broadcasts to any shape, and another operand determines the number of axes.
                 whole[tensor.id] = own = tuple((d,) for d in shape)
                 if self.pieces.get(tensor.id, own) != own:
                     return ()
@@ -204,7 +204,7 @@ class _Views:
         return self._enter(found, frame)
 
     def _is_one_element(self, id: int) -> bool:
-        """Whether no op makes it, and it has one element."""
+        """True if no op makes the tensor, and it has one element."""
         return id not in self.made and is_scalar_shape(self.shapes[id])
 
     def _reduction(self, place: int, op: Op) -> Iterable[int]:
@@ -229,7 +229,7 @@ class _Views:
         return self._enter_one(dst.id, pieces, made)
 
     def _without_axes(self, place: int, op: Op) -> Iterable[int]:
-        """Axes of size 1 that come or go: their pieces do, too."""
+        """Rewrites an op that adds or removes axes of size 1: their pieces are added or removed as well."""
         one, other = op.inputs[0], op.outputs[0]
         ranks = [len(s) for s in (self.shapes[one.id], self.shapes[other.id]) if not isinstance(s, str)]
         wide, narrow = (one, other) if ranks == sorted(ranks, reverse=True) else (other, one)
@@ -247,7 +247,7 @@ class _Views:
         return self._enter_one(narrow.id, left, made)
 
     def _enter_one(self, id: int, pieces: Pieces, frame: Frame) -> Iterable[int]:
-        """Of a frame whose axes are not cut nothing follows, but that the tensor's are not for anybody."""
+        """Enters pieces with their frame; if its axes are not cut, only records that the tensor's axes stay uncut."""
         if frame.is_plain:
             self.pieces[id] = pieces
             return ()

@@ -1,4 +1,4 @@
-"""Which reshapes a loop could take in, and which it should."""
+"""Selects the reshapes that a loop could include, and those that it should."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opgraph.partition.symbols import Shape
 
 
 def cuttable(ops: Sequence[Op], shapes: Mapping[int, Shape]) -> dict[int, tuple[Pieces, Pieces]]:
-    """The places of the reshapes whose two shapes have the same pieces, and these."""
+    """The places of the reshapes whose two shapes have the same pieces, with these pieces."""
     found: dict[int, tuple[Pieces, Pieces]] = {}
     for place, op in enumerate(ops):
         if op.kind in RESHAPES:
@@ -30,8 +30,8 @@ def wanted(
     candidates: Collection[int],
     inside: Collection[int],
 ) -> list[int]:
-    """The candidates inside other loops, and those with fusible ops on both sides, somewhere among which rows are
-    reduced."""
+    """The candidates among `inside`, and those with fusible ops on both sides that are connected to a reduction of
+    rows."""
     both = [
         place
         for place in candidates
@@ -41,7 +41,7 @@ def wanted(
             for t in (ops[place].inputs[0], ops[place].outputs[0])
         )
     ]
-    with_rows: set[int] = set()  # tensors of the shapes around a reduction
+    with_rows: set[int] = set()  # tensors in the shapes around a reduction
     waiting = [op.inputs[0].id for op in ops if opdef.of(op).row is not None or op.kind == "SumTo"]
     crossed = set(both)
     while waiting:
@@ -60,7 +60,7 @@ def wanted(
 
 
 def is_fusible(op: Op) -> bool:
-    """Whether a loop over pieces may do an op: elementwise, whatever the place of the element, a reduction or a sum."""
+    """True if a loop over pieces may compute an op: a reduction, a sum, or an elementwise op without positions."""
     record = opdef.of(op)
     if record.row is not None or record.family == "sum":
         return True

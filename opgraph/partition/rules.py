@@ -1,7 +1,7 @@
-"""THE table of named units: every spelling that opgraph recognises, one row each, first row first.
+"""THE table of named units: one row for each spelling that opgraph recognises, in order of priority.
 
-A unit found serves the rows above it as the op that it means: `Multiply(x, Sigmoid(x))` also takes a sigmoid that is
-spelled out. specs/partitioning.md says what the rows mean together.
+A unit that was found also matches in larger patterns, as the op that it means: `Multiply(x, Sigmoid(x))` also matches a
+spelled-out sigmoid. specs/partitioning.md describes the meaning of the whole table.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def _indexed() -> RuleTable:
 
 
 def find_units(graph: Graph, rules: Sequence[Rule] = RULES) -> tuple[Unit, ...]:
-    """Every named unit of a finalized graph, nested ones too, in topological order of their roots.
+    """Every named unit of a finalized graph, including nested ones, in topological order of their roots.
 
-    At most one unit for each root op: the first row of `rules` that applies. Linear in the size of the graph.
+    Each root op has at most one unit, by the first row of `rules` that applies. Linear in the size of the graph.
     """
     return match_units(graph, _indexed() if rules is RULES else RuleTable(rules))
 
 
 def rules_without(names: Sequence[str]) -> tuple[Rule, ...]:
-    """RULES but those of some units: what they would take is computed as it is written.
+    """RULES without those of some units: ops that these would match are computed as written.
 
     Raises:
-        InvalidArguments: a name that no rule has.
+        InvalidArguments: no rule has one of the names.
     """
     is_list = isinstance(names, Iterable) and not isinstance(names, str)
     unknown = [name for name in names if not any(rule.name == name for rule in RULES)] if is_list else []

@@ -7,7 +7,7 @@ from opgraph.partition.search import Match
 from opgraph.partition.spellings import half_of, sigmoid_of_minus
 from opgraph.partition.units import Rule
 
-# The sizes of things. sqrt(2/pi), sqrt(2) and sqrt(1/2) to f64's precision; exporters round them to the graph's dtype.
+# Constants: sqrt(2/pi), sqrt(2), sqrt(1/2) and 1/6 to f64's precision; exporters round them to the graph's dtype.
 _SQRT_2_PI = "0.7978845608028654"
 _SQRT_2 = "1.4142135623730951"
 _SQRT_HALF = "0.7071067811865476"
@@ -30,11 +30,11 @@ _ERF = f"Erf(OneOf(Divide(x, {_SQRT_2}), Multiply(x, {_SQRT_HALF})))"
 
 
 def _is_not_f64(match: Match) -> bool:
-    """Whether the f32 attribute 0.16666667 is as good as 1/6."""
+    """True if the f32 attribute 0.16666667 is exact enough for 1/6."""
     return match.root.outputs[0].dtype != "f64"
 
 
-#: Below the units that hold them only in the sense that these match first.
+#: Units that occur inside other units; they match before the units that contain them.
 INNER: tuple[Rule, ...] = (
     Rule(
         name="sigmoid",

@@ -1,4 +1,4 @@
-"""Rows of the table of units: gated units, names on top of the activation inside."""
+"""Rows of the table of units: gated units, which are names only, for a product with an activation unit inside."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from opgraph.partition.units import Rule
 
 
 def _is_gate(match: Match) -> bool:
-    """Whether u gates: neither the activation's own input, nor the activation itself, nor a mere number."""
+    """True if u is a gate: not the activation's own input, not the activation itself, and not a single number."""
     u = match.tensors["u"]
     both = {t.id for t in match.root.inputs}
     return u.id != match.tensors["x"].id and len(both) == 2 and not (u.data is not None and u.data.size == 1)

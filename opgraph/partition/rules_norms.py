@@ -1,7 +1,7 @@
-"""Units with reductions: norms spelled out. A table of its own: they become no part of a pointwise kernel.
+"""Units with reductions: spelled-out norms. They have a separate table, as they are not part of pointwise kernels.
 
-It is for writing models: one node of a norm runs faster than the seven that exporters write. The rows need a graph
-whose reductions are native (`opgraph.onnx.load(model, library=True)`).
+The table is for writing models: one norm node runs faster than the seven nodes that exporters write. The rows need a
+graph whose reductions are native (`opgraph.onnx.load(model, library=True)`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _scaled(x: str, variance: str) -> str:
 
 
 def _times(x: str, variance: str, factor: str) -> str:
-    """The same times a factor, in every association."""
+    """Like `_scaled`, times a factor, in every association."""
     inner = f"Add({variance}, $e)"
     root = f"OneOf(Sqrt({inner}), Pow({inner}, beta=0.5))"
     return f"OneOf(Multiply({factor}, Divide({x}, {root})), Multiply({factor}, {x}, {_inverse(inner)}))"
@@ -43,14 +43,14 @@ _OF_SQUARES, _OF_DISTANCES = _mean(_square("x")), _mean(_square(_DISTANCE))
 
 
 def _over_last_axis(match: Match) -> bool:
-    """Over the last axis, with a small positive number under the root."""
+    """True if the norm is over the last axis, with a small positive number under the root."""
     ndim = match.tensors["x"].ndim
     axes = match.attrs["axes"]
     return (axes == (-1,) or (ndim is not None and axes == (ndim - 1,))) and 0 < scalar(match.scalars["e"]) < 1
 
 
 def _along_rows(match: Match) -> bool:
-    """And factor and summand are numbers of a row: [C] beside [..., C], both known."""
+    """True if also the factor and the summand are [C] next to [..., C], with both sizes known."""
     dims = match.tensors["x"].dims
     if not _over_last_axis(match) or not dims or not isinstance(dims[-1], int):
         return False

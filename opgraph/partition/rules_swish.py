@@ -8,7 +8,7 @@ from opgraph.partition.examples import graph_of
 from opgraph.partition.spellings import half_of, sigmoid_of_minus
 from opgraph.partition.units import Rule
 
-#: Ways to write -k x; what x sigmoid(k x) then becomes, its alpha as a product, and an example.
+#: Spellings of -k x; the op for x sigmoid(k x), its alpha as a product, and an example.
 _MINUS_KX: tuple[tuple[str, str, tuple[float | str, ...], str], ...] = (
     ("OneOf(Neg(x), Subtract(0, x))", "Swish(x)", (1.0,), "Neg(x)"),
     ("Multiply(x, $c)", "Swish(x)", (-1.0, "c"), "Multiply(x, -1.702)"),
@@ -21,8 +21,8 @@ _MINUS_KX: tuple[tuple[str, str, tuple[float | str, ...], str], ...] = (
         "Multiply(Neg(x), f)",
     ),
 )
-#: Of these, where 1 / (1 + exp(-k x)) alone is no Sigmoid of one value: other places of the sign and the factor. The
-#: second by its f64 constants, which no f32 attribute holds.
+#: Indices of those where 1 / (1 + exp(-k x)) alone is not a Sigmoid of one value, since the sign and the factor are in
+#: other places. Index 1 is included for f64 constants, which an f32 attribute does not hold.
 _NO_SIGMOID = (1, 3, 4)
 
 

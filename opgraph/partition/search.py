@@ -1,4 +1,4 @@
-"""Matching: a pattern against the ops around one op of a graph, by backtracking of bounded depth."""
+"""Matches a pattern against the ops around one op of a graph, by backtracking of bounded depth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.partition.view import Form, View, equals_number, is_scalar
 
 @dataclass(slots=True)
 class Match:
-    """What a pattern's names stand for: values, scalar constants, attributes; and the ops that it covers, by id."""
+    """The bindings of a pattern's names (values, scalar constants, attributes), and the matched ops, by id."""
 
     root: Op
     tensors: dict[str, LogicalTensor] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Match:
 
 
 def find_match(pattern: Pattern, op: Op, view: View, accept: Callable[[Match], bool]) -> Match | None:
-    """The first match of a pattern at `op` that `accept` agrees to, or None."""
+    """The first match of a pattern at `op` for which `accept` returns True, or None."""
     if op.kind != pattern.root or not op.outputs or op.outputs[0].dtype not in dtypes.FLOATS:
         return None
     search = _Search(view, Match(op), accept)
@@ -37,7 +37,7 @@ def find_match(pattern: Pattern, op: Op, view: View, accept: Callable[[Match], b
 
 @dataclass(frozen=True, slots=True)
 class _Goal:
-    """`tensor`, an operand beside `peers`, must match `expr`."""
+    """`tensor`, an operand next to `peers`, must match `expr`."""
 
     expr: Expr
     tensor: LogicalTensor
@@ -59,7 +59,7 @@ _Goals: TypeAlias = "_Goal | _Assign | None"
 
 
 class _Search:
-    """Backtracking over operand orders and alternatives; as deep as a pattern is written, whatever the graph."""
+    """Backtracking over operand orders and alternatives; its depth depends on the pattern, not on the graph."""
 
     def __init__(self, view: View, match: Match, accept: Callable[[Match], bool]) -> None:
         self.view = view
@@ -115,7 +115,7 @@ class _Search:
         return False
 
     def bind_attrs(self, call: Call, given: dict[str, AttrValue]) -> list[str] | None:
-        """Names bound to attributes; None where an attribute is not what the pattern says."""
+        """Names bound to attributes; None if an attribute differs from the pattern."""
         stated = dict(call.attrs)
         bound: list[str] = []
         for name, value in given.items():
@@ -190,9 +190,9 @@ def _default(kind: str, name: str) -> AttrValue | None:
 
 
 def _one_float_dtype(match: Match) -> bool:
-    """Whether all values are of one float dtype, conditions aside.
+    """True if all values, except conditions, have one float dtype.
 
-    A number beside f16 and bf16 may be f32: they are computed in f32, and 1.702 is another number in bf16.
+    A number next to f16 and bf16 may be f32: they are computed in f32, and 1.702 is another number in bf16.
     """
     tensors = [t for op in match.ops.values() for t in (*op.inputs, *op.outputs)]
     names = {t.dtype for t in tensors if not t.is_scalar_constant} - {"boolean"}

@@ -1,4 +1,4 @@
-"""Ops that their records spell in smaller ones, opened, so that kernels are generated for what is inside."""
+"""Opens ops whose records spell them in smaller ops, so that kernels can be generated for the smaller ops."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
 
-#: Ids of tensors and ops inside start here, so many for each op: above all that a graph is likely to use.
+#: The first id of inner tensors and ops, and the number of ids per op. They are above the ids of any likely graph.
 _FIRST, _EACH = 1 << 48, 1 << 12
 
 
 def spelled_ops(op: Op) -> tuple[Op, ...]:
-    """The smaller ops that make the outputs of an op, in order; none where its record does not spell it.
+    """The smaller ops that make the outputs of an op, in order; empty if its record does not spell it.
 
-    Inputs and outputs are the tensors of the op itself; what lies between has ids of its own, the same on each call.
+    Inputs and outputs are the tensors of the op itself; tensors in between have new ids, the same on each call.
     """
     record = opdef.of(op)
     if record.spelled is None:
@@ -27,7 +27,7 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
     builder = GraphBuilder.inside(plain, _FIRST + _EACH * op.id)
     try:
         made = record.spelled(builder, plain)
-    except OpGraphError:  # no rank, say: the op runs as one
+    except OpGraphError:  # an unknown rank, for example: the op runs whole
         return ()
     outputs = {inner.id: outer for inner, outer in zip(made, op.outputs, strict=True)}
     if len(outputs) < len(op.outputs):
@@ -44,9 +44,9 @@ def spelled_ops(op: Op) -> tuple[Op, ...]:
 
 
 def _without_casts_of_sums(ops: Sequence[Op], outputs: dict[int, LogicalTensor]) -> list[Op]:
-    """The ops without the casts of what SumTo makes to the dtype of an output; SumTo makes the output instead.
+    """The ops without the casts from a result of SumTo to the dtype of an output; SumTo makes the output instead.
 
-    A loop ends with its sums and rounds them as it stores them: a cast would have to follow in a loop of its own.
+    A loop ends with its sums and rounds them when it stores them; a cast would need a separate loop.
     """
     sums = {op.outputs[0].id for op in ops if op.kind == "SumTo"}
     left = []
@@ -59,6 +59,6 @@ def _without_casts_of_sums(ops: Sequence[Op], outputs: dict[int, LogicalTensor])
 
 
 def _without_layouts(op: Op) -> Op:
-    """The same op on tensors of no particular layout: what is computed does not depend on where it lies."""
+    """The same op on tensors without specific layouts, on which its result does not depend."""
     inputs, outputs = (tuple(replace(t, strides=None, layout="strided") for t in ts) for ts in (op.inputs, op.outputs))
     return Op.locked(op.id, op.kind, inputs, outputs, op.name, op.attrs)

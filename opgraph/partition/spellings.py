@@ -1,4 +1,4 @@
-"""Pieces of patterns that several units share, in every spelling."""
+"""Parts of patterns that several units share, in every spelling."""
 
 from __future__ import annotations
 

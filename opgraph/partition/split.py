@@ -1,14 +1,14 @@
-"""Splitting large fused partitions where one kernel would be the slower choice.
+"""Splits large fused partitions where one kernel would be the slower choice.
 
-A loop of n statements takes a C++ compiler a time that grows faster than n (measured: 60 ops 0.25 s, 300 ops 1.4 s,
-one after the other on one core), and pieces are compiled side by side. A cut costs memory: each value that crosses it
-is written once and read once more, and operands that both sides read are read twice. That is little next to a piece's
-own arithmetic where few values cross, and much where many are alive (then the whole spills registers instead, to
-memory that stays in the nearest cache, which is cheaper). So a partition of more than MAX_COST instructions per element
-is cut, at its cheapest places, if the bytes that are moved again cost at most MAX_LOSS of the piece. Where statements
-cost enough to be calls of functions that they share (opgraph/codegen/outlining.py), a kernel may be MAX_SHARED_COST.
-Where rows are reduced, what leads to them and what follows is compiled once for each pass over a row: pieces of their
-own.
+The C++ compile time of a loop of n statements grows faster than n (measured: 60 ops 0.25 s, 300 ops 1.4 s, one after
+the other on one core), and pieces are compiled in parallel. A cut costs memory traffic: each value that crosses it is
+written once and read once more, and operands that both sides read are read twice. If few values cross, this is little
+compared with a piece's own arithmetic. If many are alive, it is much; the whole kernel would spill registers instead,
+to memory that stays in the nearest cache, which is cheaper. A partition of more than MAX_COST instructions per element
+is therefore cut at its cheapest places if moving the bytes again costs at most MAX_LOSS of the piece. If statements
+cost enough to become calls of shared functions (opgraph/codegen/outlining.py), a kernel may cost MAX_SHARED_COST. If
+rows are reduced, the ops before and after them would be compiled once for each pass over a row, so these become
+separate pieces.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from opgraph.partition.symbols import Shape
 from opgraph.partition.traits import cost_of
 from opgraph.partition.units import Unit
 
-#: Instructions per element, by the records' costs, of a kernel that is one loop: about 0.4 s of compilation.
+#: The most instructions per element, by the records' costs, of a kernel that is one loop: about 0.4 s of compilation.
 MAX_COST = 900
-#: And of one whose statements share functions: the same time.
+#: The same for a kernel whose statements share functions; it compiles in the same time.
 MAX_SHARED_COST = 9000
-#: Instructions of a statement that does as much as leaving its result in a cache and taking it from there.
+#: Instructions of a statement that cost as much as a store of its result to a cache and a load from there.
 STATEMENT_COST = 4
-#: What moving one byte costs, in instructions per element: 10 GB/s against vectors of 16 at 1.5 a cycle.
+#: The cost of moving one byte, in instructions per element: 10 GB/s compared with vectors of 16 at 1.5 a cycle.
 BYTE_COST = 7
-#: The share of a piece's own instructions that the bytes moved again may cost.
+#: The largest cost of the bytes that are moved again, as a share of a piece's own instructions.
 MAX_LOSS = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class _Flow:
-    """What crosses each place of a sequence of nodes; place p lies before node p."""
+    """For each place in a sequence of nodes: the cost before it and the bytes that a cut moves; p is before node p."""
 
     cost: list[int]
     moved: list[int]
     allowed: list[bool]
 
     def pays(self, place: int, begin: int, end: int) -> bool:
-        """Whether what a cut moves again is little next to the piece that it takes off, [begin, end)."""
+        """True if the bytes that a cut moves again cost little compared with the piece [begin, end)."""
         return self.moved[place] * BYTE_COST <= MAX_LOSS * (self.cost[end] - self.cost[begin])
 
 
 def split(info: ClusterInfo, cluster: Sequence[int], units: Iterable[Unit]) -> tuple[list[int], list[Refusal]]:
-    """The cluster of each node after splitting, and why ops were kept apart.
+    """The cluster of each node after splitting, and the reasons why ops were kept apart.
 
     Args:
         cluster: of each node, by the number of one of its members.
         units: named units; none is cut.
 
-    A piece is a part of its cluster in topological order, so no cycle can arise.
+    A piece is a section of its cluster in topological order, so no cycle can arise.
     """
     members: dict[int, list[int]] = {}
     for node, own in enumerate(cluster):
@@ -82,21 +82,21 @@ def split(info: ClusterInfo, cluster: Sequence[int], units: Iterable[Unit]) -> t
 
 
 def _is_large(info: ClusterInfo, cluster: int, nodes: Sequence[int]) -> bool:
-    """Whether a cluster should be more than one kernel, and may be: no sum ends it, no axes are in pieces."""
+    """True if a cluster should be more than one kernel, and may be: no sum ends it, and no axes are in pieces."""
     if info.kinds[cluster][0] != FUSED or info.cost[cluster] <= _most(info, nodes):
         return False
     return not any(info.nodes.sums[n] or n in info.nodes.seen.said for n in nodes)
 
 
 def _most(info: ClusterInfo, nodes: Sequence[int]) -> int:
-    """What one kernel for a part of a cluster may cost: rows, and cheap statements, are loops."""
+    """The largest cost of one kernel for a part of a cluster; rows and cheap statements do not share functions."""
     total = sum(cost_of(info.nodes.ops[n]) for n in nodes)
     shares = total >= STATEMENT_COST * len(nodes) and not _in_rows(info, nodes)
     return max(MAX_COST, MAX_SHARED_COST) if shares else MAX_COST
 
 
 def _in_rows(info: ClusterInfo, nodes: Iterable[int]) -> set[int]:
-    """Row values, and what is inside ops that were opened."""
+    """The nodes that make row values or are inside opened ops."""
     known = info.nodes
     return {n for n in nodes if known.rows.of(known.ops[n]) is not None or known.owners[n] is not known.ops[n]}
 
@@ -115,9 +115,9 @@ def _units_of(
 
 
 def _around_rows(info: ClusterInfo, nodes: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
-    """What leads to the rows of a cluster alone, what is one kernel with them, and the rest, each in order.
+    """The nodes that only lead to the rows of a cluster, those in one kernel with rows, and the rest, each in order.
 
-    One kernel: row values, what is inside ops that were opened, and all that lies on a path between any of these.
+    One kernel has the row values, the nodes inside opened ops, and all nodes on a path between any of these.
     """
     inside, known = set(nodes), info.nodes
     own = _in_rows(info, nodes)
@@ -138,11 +138,11 @@ def _flow(info: ClusterInfo, nodes: Sequence[int], whole: Iterable[Sequence[int]
 
     Args:
         nodes: in topological order.
-        whole: nodes that stay together.
+        whole: groups of nodes that stay together.
     """
     place = {node: p for p, node in enumerate(nodes)}
     change = [0] * (len(nodes) + 1)
-    first: dict[int, int] = {}  # value from outside -> where it is read first, and last
+    first: dict[int, int] = {}  # value that is read -> place of its first read; in `last`, of its last read
     last: dict[int, int] = {}
     for p, node in enumerate(nodes):
         for value in info.nodes.reads[node]:
@@ -171,8 +171,8 @@ def _flow(info: ClusterInfo, nodes: Sequence[int], whole: Iterable[Sequence[int]
 
 
 def _cuts(flow: _Flow, rows: int, end: int, most: int) -> list[int]:
-    """Where to cut: around the rows, [rows, end), since what is one kernel with them is compiled once for each pass,
-    and inside what is left."""
+    """The places to cut: around the rows, [rows, end), since nodes in one kernel with them are compiled once for each
+    pass, and inside the rest."""
     count = len(flow.moved)
     cuts = _cuts_inside(flow, 0, rows, most)
     begin = cuts[-1] if cuts else 0
@@ -186,7 +186,7 @@ def _cuts(flow: _Flow, rows: int, end: int, most: int) -> list[int]:
 
 
 def _cuts_inside(flow: _Flow, begin: int, end: int, most: int) -> list[int]:
-    """The cheapest places in the second half of what one kernel may be, as long as that pays for both sides."""
+    """The cheapest places in the second half of the largest allowed kernel, as long as a cut pays for both sides."""
     cuts: list[int] = []
     while flow.cost[end] - flow.cost[begin] > most:
         best, place = None, begin + 1
@@ -195,7 +195,7 @@ def _cuts_inside(flow: _Flow, begin: int, end: int, most: int) -> list[int]:
             if flow.allowed[place] and pays and 2 * (flow.cost[place] - flow.cost[begin]) >= most:
                 best = place if best is None or flow.moved[place] <= flow.moved[best] else best
             place += 1
-        if best is None:  # too much is alive here: what follows stays with it
+        if best is None:  # too many values are alive here: the following nodes stay in this piece
             break
         cuts.append(best)
         begin = best
@@ -203,8 +203,8 @@ def _cuts_inside(flow: _Flow, begin: int, end: int, most: int) -> list[int]:
 
 
 def _set_apart(info: ClusterInfo, nodes: Sequence[int], shape: Shape, result: list[int]) -> None:
-    """Gives values of smaller shape that several pieces need, and what leads to these, kernels of their own: a loop
-    writes results of its own shape."""
+    """Moves values of smaller shape that several pieces need, and the nodes that lead to these, to separate kernels: a
+    loop writes results of its own shape."""
     known, inside = info.nodes, set(nodes)
     small = [n for n in nodes if known.shape[n] != shape]
     waiting = [n for n in small if any(result[t] != result[n] for t in known.targets[n] if t in inside)]

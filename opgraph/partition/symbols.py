@@ -1,4 +1,4 @@
-"""Shapes good enough to prove that two are equal: every unknown dimension gets a name of its own."""
+"""Symbolic shapes, which can prove that two shapes are equal: every unknown dimension gets a unique name."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from opgraph.ir.op import Op
 from opgraph.ir.shapes import ShapeMismatch, unify
 from opgraph.ops.families import broadcast_rule
 
-#: Sizes, the graph's symbols and private names; one private name alone where not even the rank is known.
+#: Sizes, the graph's symbols and private names; a single private name if the rank is unknown.
 Shape: TypeAlias = tuple[int | str, ...] | str
 
-_PRIVATE = "\0"  # no symbol of a graph that anybody wrote starts with it
+_PRIVATE = "\0"  # symbols that users write do not start with it
 
 
 def symbolic_shapes(graph: Graph) -> dict[int, Shape]:
-    """The shape of every tensor of a finalized graph, by id; equal values are equal shapes at run time.
+    """The shape of every tensor of a finalized graph, by id; equal values mean equal shapes at run time.
 
-    Two inputs declared [?,8] are not known to be equal, a ReLU and its input are. Where two different unknowns meet in
-    a broadcast, the result is a new unknown.
+    The shapes of two inputs declared [?,8] are not known to be equal; those of a ReLU and its input are. A broadcast of
+    two different unknowns gives a new unknown.
     """
     return shapes_of(graph.ops)
 
 
 def shapes_of(ops: Iterable[Op]) -> dict[int, Shape]:
-    """The same for ops in topological order."""
+    """Like `symbolic_shapes`, for ops in topological order."""
     namer = _Namer()
     shapes: dict[int, Shape] = {}
     for op in ops:
@@ -41,7 +41,7 @@ def shapes_of(ops: Iterable[Op]) -> dict[int, Shape]:
 
 def _output_shapes(op: Op, shapes: dict[int, Shape], namer: _Namer) -> list[Shape]:
     record = opdef.of(op)
-    if record.family == "sum":  # the shape of what it is summed to, whatever that is
+    if record.family == "sum":  # the shape of the second operand, known or not
         return [namer.unified(op.outputs[0], shapes[op.inputs[1].id])]
     if record.family in ("reduction", "shape") and not any(isinstance(shapes[t.id], str) for t in op.inputs):
         return [
@@ -65,7 +65,7 @@ def _by_rule(op: Op, record: opdef.OpDef, inputs: list[Shape]) -> tuple[Dims, ..
     named = tuple(t.with_(dims=s, strides=None) for t, s in zip(op.inputs, inputs, strict=True))
     try:
         return record.infer(named, op.attrs)[:1] * len(op.outputs)
-    except ShapeMismatch:  # a rule that demands equal dimensions: with names of their own they look different
+    except ShapeMismatch:  # a rule that requires equal dimensions: with unique names they look different
         return tuple(t.dims for t in op.outputs)
 
 
@@ -87,20 +87,20 @@ class _Namer:
 
 
 def is_private(dim: Dim) -> bool:
-    """Whether a dimension is unknown, and its name one of those made here."""
+    """True if a dimension is unknown and has a private name."""
     return isinstance(dim, str) and dim.startswith(_PRIVATE)
 
 
 def is_scalar_shape(shape: Shape) -> bool:
-    """Whether every dimension is 1."""
+    """True if every dimension is 1."""
     return not isinstance(shape, str) and all(d == 1 for d in shape)
 
 
 def size_ratio(small: Shape, big: Shape) -> float:
-    """How many elements of `big` share one of `small`, as far as known; infinite where unknown.
+    """The number of elements of `big` that share one of `small`, as far as known; infinite if unknown.
 
-    Axes that are broadcast count: those missing or 1 in `small`. Two unknown sizes that meet, and a shape of unknown
-    rank, are taken to be equal, since that is what they nearly always are.
+    Only broadcast axes count: those missing or 1 in `small`. Two unknown sizes of one axis, and a shape of unknown
+    rank, are assumed to be equal, since they nearly always are.
     """
     if isinstance(small, str) or isinstance(big, str):
         return 1.0
@@ -113,7 +113,7 @@ def size_ratio(small: Shape, big: Shape) -> float:
 
 
 def row_share(small: Shape, big: Shape) -> int:
-    """How many neighbours along the last axis of `big` share one element of `small`; large where unknown."""
+    """The number of neighbours along the last axis of `big` that share one element of `small`; large if unknown."""
     if isinstance(small, str) or isinstance(big, str) or not big:
         return 1
     last = big[-1]
@@ -123,7 +123,7 @@ def row_share(small: Shape, big: Shape) -> int:
 
 
 def shape_text(shape: Shape) -> str:
-    """As the graph's text writes it: private names are unknown."""
+    """The shape in the graph's text form; private names print as unknown."""
     if isinstance(shape, str):
         return dims_text(None)
     return dims_text(tuple(None if is_private(d) else d for d in shape))

@@ -1,4 +1,4 @@
-"""What the record of an op, and the shapes around it, say about where the op may run."""
+"""Properties that determine where an op may run, from its record and the shapes around it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from opgraph.ir.op import Op
 from opgraph.partition.partition import FUSED, LIBRARY, NATIVE, UNSUPPORTED
 from opgraph.partition.symbols import Shape, is_scalar_shape
 
-#: The family of ops whose result is whole only when the loop over their input has ended.
+#: The family of ops whose result is complete only when the loop over their input has ended.
 SUM = "sum"
 
-#: Who runs fused partitions.
+#: The provider of fused partitions.
 OPGRAPH = "opgraph"
 
 
 def kind_and_provider(op: Op) -> tuple[str, str]:
-    """The kind of partition an op goes to, and who runs it; by its record, or by the ONNX node that it came from."""
+    """The kind of partition of an op, and the provider that runs it; from its record, or from its ONNX node."""
     record = opdef.of(op)
     if record.is_pointwise or record.family == SUM:
         return FUSED, OPGRAPH
@@ -27,7 +27,7 @@ def kind_and_provider(op: Op) -> tuple[str, str]:
 
 
 def described(op: Op) -> str:
-    """An op as reports call it; one that ONNX brought along by its ONNX name."""
+    """The text for an op in reports; a foreign op has its ONNX kind."""
     attrs = op.attrs
     return f'{attrs["onnx_op"]} "{op.name}"' if "onnx_op" in attrs else op.label
 
@@ -38,7 +38,7 @@ def cost_of(op: Op) -> int:
 
 
 def values_read(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
-    """Ids of the operands of that shape whose data an op reads; those of one element cost nothing to read."""
+    """Ids of the operands of this shape whose data an op reads; empty for shapes of one element, which cost nothing."""
     record = opdef.of(op)
     if is_scalar_shape(shape) or record.index_of is not None:
         return []
@@ -48,7 +48,7 @@ def values_read(op: Op, shapes: dict[int, Shape], shape: Shape) -> list[int]:
 
 
 def bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
-    """Why an op cannot be computed in a loop over a larger shape than its own; "" where it can."""
+    """The reason why an op cannot be computed in a loop over a larger shape than its own; "" if it can."""
     record = opdef.of(op)
     if record.index_of is not None or record.by_position:
         return "its value depends on the place in its own shape"
@@ -58,7 +58,7 @@ def bound_to_its_shape(op: Op, shapes: dict[int, Shape]) -> str:
 
 
 def aligned_operands(op: Op, shapes: dict[int, Shape]) -> list[int]:
-    """Ids of operands that do not broadcast as in NumPy, or may not: they are read with strides of their own."""
+    """Ids of operands that do not, or may not, broadcast as in NumPy: they are read with separate strides."""
     record = opdef.of(op)
     if not record.channel_inputs:
         return []

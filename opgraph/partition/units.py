@@ -1,4 +1,4 @@
-"""Units: named compositions of ops, found by rules. A rule is a pattern, what it means as one op, and two examples."""
+"""Units: named compositions of ops, found by rules. A rule has a pattern, the equivalent single op and two examples."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Unit:
     Attributes:
         name: "swish", "gelu" ...
         root: the op whose first output is the unit's result.
-        ops: all ops matched, those of nested units included, in topological order; `root` is the last.
-        kind: the kind of the single op that means the same; "" if the unit is a name only.
-        inputs, attrs: of that single op; for a mere name, the values that the pattern names.
-        captured: what the pattern's names stand for, scalar constants included.
+        ops: all matched ops, including those of nested units, in topological order; `root` is the last.
+        kind: the kind of the equivalent single op; "" if the unit is a name only.
+        inputs, attrs: of that single op; for a name only, the values that the pattern names.
+        captured: the tensors bound to the pattern's names, including scalar constants.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Rule:
     Attributes:
         name: of the unit; several rows may share it.
         pattern: in the notation of `opgraph.ir.expression`, as `opgraph.partition.pattern` reads it.
-        becomes: the single op that means the same, over the pattern's names; "" for a mere name.
-        given: attributes of that op as products: {"alpha": (-1.0, "c")} is minus the captured $c. A product that f32
-            does not hold leaves its graph constant as an operand: `Swish(x, alpha=-1)` with the constant as factor,
-            where the kind has such an operand; otherwise the rule does not apply.
-        condition: what must hold besides the shape of the pattern.
-        takes, leaves: an example that the rule takes and one that it leaves, in the graph text form.
+        becomes: the equivalent single op, over the pattern's names; "" for a name only.
+        given: attributes of that op as products: {"alpha": (-1.0, "c")} is minus the captured $c. If f32 does not hold
+            a product, its graph constant stays an operand: `Swish(x, alpha=-1)` with the constant as factor, if the
+            kind has such an operand; otherwise the rule does not apply.
+        condition: a further condition on a match of the pattern.
+        takes, leaves: an example that the rule matches and one that it does not match, in the graph text form.
         why: one sentence.
     """
 
@@ -74,7 +74,7 @@ class _Row:
 
 
 class RuleTable:
-    """Rules, indexed by the kind of their root and two kinds that must stand below it."""
+    """Rules, indexed by the kind of their root and two kinds that must be below it."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rows: dict[tuple[str, str, str], list[_Row]] = {}
@@ -97,10 +97,10 @@ class RuleTable:
 
 
 def match_units(graph: Graph, table: RuleTable) -> tuple[Unit, ...]:
-    """Every unit of a finalized graph, in topological order of roots; one at most for each root.
+    """Every unit of a finalized graph, in topological order of roots; at most one for each root.
 
-    Linear: each op is tried against the few rows that fit the kinds around it. A unit found once serves larger
-    patterns as if it were the single op that it means.
+    Linear: each op is compared with the few rows that fit the kinds around it. In larger patterns, a unit that was
+    found also matches as its equivalent single op.
     """
     view = View(graph)
     position: dict[int, int] = {}
@@ -140,8 +140,8 @@ def _applied(row: _Row, op: Op, view: View, position: Mapping[int, int]) -> Unit
 
 
 def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict[str, AttrValue]] | None:
-    """Inputs and attributes of the op that means the same; None where f32 attributes, and inputs of one dtype, cannot
-    say it."""
+    """Inputs and attributes of the equivalent single op; None if f32 attributes and inputs of one dtype cannot express
+    it."""
     if row.call is None:
         return tuple(match.tensors.values()), {}
     record = opdef.get(row.call.kind, where=f"rule {row.rule.name}")
@@ -156,12 +156,12 @@ def _single_op(row: _Row, match: Match) -> tuple[tuple[LogicalTensor, ...], dict
         attrs[name] = exact
         inputs += [] if operand is None else [operand]
     if any(t.dtype != match.root.outputs[0].dtype for t in inputs):
-        return None  # a number in f32 beside f16 and bf16, which stays in f32 as an attribute only
+        return None  # an f32 number next to f16 and bf16, which can stay f32 only as an attribute
     return tuple(inputs), {name: f32(v) if isinstance(v, float) else v for name, v in attrs.items()}
 
 
 def _exact_product(product: Sequence[float | str], match: Match) -> tuple[float | None, LogicalTensor | None]:
-    """A product as an f32, or as an f32 times a constant of the graph; (None, None) where neither is exact."""
+    """A product as an f32, or as an f32 times a constant of the graph; (None, None) if neither is exact."""
     constants = [name for name in product if isinstance(name, str) and name in match.scalars]
     exact = _as_f32([_factor(f, match) for f in product])
     if exact is not None:
@@ -183,7 +183,7 @@ def _factor(factor: float | str, match: Match) -> float:
 
 
 def _as_f32(factors: Sequence[float]) -> float | None:
-    from fractions import Fraction  # loads decimal as well, and few graphs have such a product
+    from fractions import Fraction  # imports decimal as well, and few graphs have such a product
 
     product = Fraction(1)
     for factor in factors:
@@ -191,5 +191,5 @@ def _as_f32(factors: Sequence[float]) -> float | None:
             return None
         product *= Fraction(factor)
     value = f32(float(product)) if abs(product) < 2**1000 else float("inf")
-    # A zero product loses its sign in Fraction; 0 is 0 for every rule that multiplies.
+    # A zero product loses its sign in Fraction; no rule that multiplies depends on the sign of 0.
     return value if abs(value) != float("inf") and Fraction(value) == product else None

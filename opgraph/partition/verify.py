@@ -12,16 +12,17 @@ from opgraph.partition.ports import needed_outside, read_from_outside
 
 
 def verify_partitions(graph: Graph, partitions: Sequence[Partition], *, side_by_side: bool = False) -> None:
-    """What partitioning promises: every op but End in exactly one partition, in an order in which they can run.
+    """Checks that every op but End is in exactly one partition, and that the partitions can run in this order.
 
-    Each partition's inputs are made by earlier ones; so the graph of partitions has no cycle, and each is convex. A
-    fused one is connected, by values that its ops make or read. Ports are what is read from and needed outside.
+    Earlier partitions make each partition's inputs, so the graph of partitions has no cycle, and each is convex. A
+    fused partition is connected by values that its ops make or read. Ports are the tensors read from outside and those
+    needed outside.
 
     Args:
         side_by_side: fused partitions need not be connected.
 
     Raises:
-        InvalidGraph: a promise is broken; a mistake in the partitioner, not of its caller.
+        InvalidGraph: a check fails; this is a bug of the partitioner, not of its caller.
     """
     place: dict[int, int] = {}
     position = {op.id: index for index, op in enumerate(graph.ops)}
@@ -67,7 +68,7 @@ def _verify_one(graph: Graph, outputs: set[int], part: Partition, side_by_side: 
 
 
 def _connected(ops: Sequence[Op]) -> bool:
-    """Whether all ops hang together by the values that they make and read."""
+    """True if all ops are connected by the values that they make and read."""
     touching: dict[int, list[Op]] = {}
     for op in ops:
         for tensor in (*op.inputs, *op.outputs):

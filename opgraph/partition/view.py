@@ -1,4 +1,4 @@
-"""A graph as patterns see it: ops, and the single ops that units found there mean; constants of one element."""
+"""The view of a graph for patterns: ops, and the equivalent single ops of units found; constants of one element."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgraph.ir.op import AttrValue, Op
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One way to read an op: as itself, or as the single op that a unit found there means."""
+    """One reading of an op: as itself, or as the equivalent single op of a unit found there."""
 
     kind: str
     inputs: tuple[LogicalTensor, ...]
@@ -24,7 +24,7 @@ class Form:
 
 
 class View:
-    """A finalized graph as patterns see it."""
+    """The view of a finalized graph for patterns."""
 
     def __init__(self, graph: Graph) -> None:
         self._producer = {t.id: op for op in graph.ops for t in op.outputs[:1]}
@@ -33,7 +33,7 @@ class View:
     def stands_for(
         self, op: Op, kind: str, inputs: tuple[LogicalTensor, ...], attrs: dict[str, AttrValue], ops: tuple[Op, ...]
     ) -> None:
-        """From now on, `op` also reads as this single op."""
+        """Adds this single op as a second reading of `op`."""
         self._units[op.id] = Form(kind, inputs, attrs, ops)
 
     def producer(self, tensor: LogicalTensor) -> Op | None:
@@ -47,13 +47,13 @@ class View:
             yield self._units[op.id]
 
     def reads_as(self, op: Op, kind: str) -> bool:
-        """Whether one of its readings has this kind."""
+        """True if one of its readings has this kind."""
         return op.kind == kind or (op.id in self._units and self._units[op.id].kind == kind)
 
     def kinds_below(self, op: Op) -> list[tuple[str, str]]:
         """Kinds of the ops right below and of those under these: (kind, ""), (kind, kind under it).
 
-        All readings count. Operands of an op's own kind are looked through once: products may be associated anyhow.
+        All readings count. For an operand of the op's own kind, its operands count too: products associate in any way.
         """
         kinds: dict[tuple[str, str], None] = {}
         for tensor in op.inputs:
@@ -82,9 +82,9 @@ class View:
 
 
 def is_scalar(tensor: LogicalTensor, peers: Sequence[LogicalTensor]) -> bool:
-    """Whether a tensor is one constant number that does not add dimensions to what it meets ([1] next to [N,C]).
+    """True if a tensor is one constant number that does not add dimensions to the other operands ([1] next to [N,C]).
 
-    Another number is nothing that it meets: Clamp(x[N], [1,1], [1,1]) is [1,N].
+    Other numbers do not count as operands for this: Clamp(x[N], [1,1], [1,1]) is [1,N].
     """
     if tensor.data is None or tensor.data.size != 1:
         return False
@@ -99,6 +99,6 @@ def scalar(tensor: LogicalTensor) -> float:
 
 
 def equals_number(tensor: LogicalTensor, value: float) -> bool:
-    """Whether a constant of one element is `value`, rounded to the constant's dtype."""
+    """True if a constant of one element is `value`, rounded to the constant's dtype."""
     data = opdef.array_of(tensor)
     return scalar(tensor) == float(np.asarray(value).astype(data.dtype))
