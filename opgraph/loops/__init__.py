@@ -1,10 +1,10 @@
-"""The loop form: what one kernel does, as a small value that prints, parses back and runs in NumPy.
+"""The loop form: the computation of one kernel, as a small value that prints, parses back and runs in NumPy.
 
-- The value: `loop`, checked by `verify`, its text form `text`, op by op in a library of arrays `interpret`.
-- How it is made: `lower`, from the `steps` of a partition; `hoist_factors` takes out of a row's sum what is one for
-  the row.
-- What a call's shapes make of it: `space` (what operands broadcast to), `axis_splits` (axes taken for several),
-  `layout` (the space collapsed, and the letters that say how operands move: what a kernel depends on).
+- The value: `loop`. `verify` checks it, `text` prints and parses it, `interpret` runs it op by op in an array library.
+- Its construction: `lower`, from the `steps` of a partition; `hoist_factors` moves factors that are one number for a
+  row out of the row's sum.
+- Its binding to the shapes of a call: `space` (the shape to which operands broadcast), `axis_splits` (axes split into
+  several), `layout` (the collapsed space, and one letter per operand for its movement; a kernel depends on these).
 
-How a kernel iterates over it is decided in `opgraph.schedule`.
+`opgraph.schedule` decides how a kernel iterates over it.
 """

@@ -1,7 +1,7 @@
-"""Operands whose axes a loop takes for several: [N,C,H,W] for [N,G,C/G,H,W], say, where groups of channels are rows.
+"""Operands whose axes a loop splits into several: [N,C,H,W] into [N,G,C/G,H,W] if groups of channels are rows.
 
-A cut names, for each axis of the operand, the sizes of its pieces, 0 for those that are known when arrays are; an
-entry without any is an axis of size 1 that the operand lacks. Row-major or not, an axis is cut by its stride alone.
+A cut has, for each axis of the operand, the sizes of its pieces, 0 for sizes that are only known with the arrays; an
+empty entry is an axis of size 1 that the operand lacks. An axis is cut by its stride alone, row-major or not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ Strides: TypeAlias = tuple[int, ...]
 
 
 def spread(load: Load, shape: Shape, fill: int = 1) -> Shape:
-    """The shape (or, with 0 to fill, the strides) of an operand with the axes of a row in their places, if it has none
-    of these."""
+    """The shape (or, with fill 0, the strides) of an operand, with the row axes inserted if it lacks them."""
     if not load.rows:
         return shape
     rank, rest = len(shape) + len(load.rows), iter(shape)
@@ -30,13 +29,13 @@ def spread(load: Load, shape: Shape, fill: int = 1) -> Shape:
 
 
 def cut_shapes(loop: Loop, shapes: Sequence[Shape]) -> list[Shape]:
-    """The shapes of all loads, with the axes that the loop has.
+    """The shapes of all loads, with the axes of the loop.
 
     Raises:
         InvalidShape: an axis does not have the elements of its pieces.
     """
     found = [_parts(load.cut, s) for load, s in zip(loop.loads, shapes, strict=True)]
-    known: dict[int, int] = {}  # place from the end of the space -> size, as far as one operand alone tells
+    known: dict[int, int] = {}  # place from the end of the space -> size, as far as one operand determines it
     for load, sizes, shape in zip(loop.loads, found, shapes, strict=True):
         if not load.broadcasts(shape):
             continue  # an index, or one axis that is not the last
@@ -54,7 +53,7 @@ def cut_shapes(loop: Loop, shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def _parts(cut: Cut, shape: Shape) -> list[list[int]]:
-    """The pieces of each axis, -1 where several of one axis are unknown."""
+    """The sizes of the pieces of each axis; -1 for unknown pieces if an axis has several of them."""
     if not cut:
         return [[d] for d in shape]
     if sum(bool(part) for part in cut) != len(shape):
@@ -87,7 +86,7 @@ def _completed(
     place_of: Mapping[int, int],
     known: Mapping[int, int],
 ) -> list[list[int]]:
-    """Unknown pieces are those of other operands; where nobody tells them apart, the first is all of them."""
+    """Fills in unknown pieces from other operands; if these do not suffice, the first one gets the whole rest."""
     at, rest, made = 0, iter(shape), []
     for part, declared in zip(sizes, cut, strict=True):
         size = next(rest) if declared else 1
@@ -146,7 +145,7 @@ def joined(cut: Cut, sizes: Shape) -> Shape:
 
 
 def has_cuts(loop: Loop) -> bool:
-    """Whether an operand is cut."""
+    """True if an operand is cut."""
     return any(x.cut for x in loop.loads) or any(s.cut for s in loop.stores)
 
 
@@ -155,7 +154,7 @@ def run_cut(
     arrays: Sequence[np.ndarray | None],
     run: Callable[[Loop, Sequence[np.ndarray | None]], list[np.ndarray]],
 ) -> list[np.ndarray]:
-    """Runs a loop by what knows no cuts: on arrays that have the loop's axes."""
+    """Runs a loop by a function that does not support cuts, on arrays reshaped to the loop's axes."""
     shapes = cut_shapes(loop, [(1,) if a is None else a.shape for a in arrays])
     whole = replace(
         loop, loads=tuple(replace(x, cut=()) for x in loop.loads), stores=tuple(replace(s, cut=()) for s in loop.stores)

@@ -1,10 +1,10 @@
-"""A factor that is one number for a row leaves the row's sum: sum(a r) = r sum(a).
+"""Moves a factor that is one number for a row out of the row's sum: sum(a r) = r sum(a).
 
-The gradient of a norm sums dy (x - mean) r, where r waits for the variance. Without r the sum is made in the pass of
-the variance, and the row is walked once less. Where products overflow that a tiny r would have kept in bounds, so does
-the sum; the squares of the variance overflow first. Where r is infinite and elements have both signs, the sum is
-infinite instead of NaN. A largest or smallest element stays inside: that of a row of no elements is infinite, and its
-product with their sum no number.
+The gradient of a norm sums dy (x - mean) r, where r depends on the variance. Without r, the sum is computed in the pass
+of the variance, which saves one pass over the row. If products overflow that a tiny r would have kept in bounds, so
+does the sum; the squares of the variance overflow first. If r is infinite and elements have both signs, the sum is
+infinite instead of NaN. A largest or smallest element stays inside: for a row of no elements it is infinite, and its
+product with their sum is NaN.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 
 from opgraph.loops.loop import Arg, Loop, Statement
 
-#: A product of more is left as it is.
+#: A product of more factors is not changed.
 _MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """What a sum adds up.
+    """The product that a sum adds up.
 
     Attributes:
-        factors: of each element.
-        of_row: the statements that apply what is one number for a row, and these numbers.
-        like: a product.
+        factors: the factors that differ by element.
+        of_row: the statements that apply factors that are one number for a row, and these factors.
+        like: a statement that is a product, as a template.
     """
 
     factors: tuple[Arg, ...]
@@ -34,10 +34,10 @@ class _Product:
 
 
 def without_row_factors(loop: Loop, numbers: Collection[str] = ()) -> Loop:
-    """The loop with every sum that need not wait for its factors made before them.
+    """The loop in which every sum that does not depend on its row factors is computed before them.
 
     Args:
-        numbers: loads that stand for literals.
+        numbers: names of loads that stand for literals.
     """
     if not loop.row_axes:
         return loop
@@ -67,7 +67,7 @@ def without_row_factors(loop: Loop, numbers: Collection[str] = ()) -> Loop:
 
 
 class _Products:
-    """The products in a loop that have factors of which there is one for each row."""
+    """The products in a loop that have factors with one value for each row."""
 
     def __init__(self, loop: Loop, numbers: Collection[str]) -> None:
         self.made: dict[str, Statement] = {}
@@ -88,7 +88,7 @@ class _Products:
         return s.kind == "Multiply" and any(a in self.of_row or a in self.made for a in s.args)
 
     def of(self, s: Statement) -> _Product | None:
-        """What a sum adds up, taken apart; None where that is no such product."""
+        """The factors of the product that a sum adds up; None if it does not add up such a product."""
         arg = s.args[0]
         if not (s.reduces and s.row.is_sum) or s.rounds or arg not in self.made:
             return None

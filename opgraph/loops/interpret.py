@@ -1,5 +1,5 @@
-"""Running a loop op by op in a library of arrays: NumPy, so that a wrong kernel can be told from a wrong loop, or torch
-(`opgraph.runtime.providers.torch`) where there is no compiler."""
+"""Runs a loop op by op in an array library: NumPy, to distinguish a wrong kernel from a wrong loop, or torch
+(`opgraph.runtime.providers.torch`) if there is no compiler."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from opgraph.ops.conversion import cast
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """What the steps of a loop mean in one library.
+    """The functions of one array library that run the steps of a loop.
 
     Attributes:
-        taken, given: from NumPy's array, and to one.
-        count: 0, 1, ... n - 1.
-        number: a literal in a dtype.
-        convert: an array in a dtype, as the library does it.
-        cast: the same as TypeCast means it.
-        broadcast: an array in a shape.
-        meaning: of an op, as the library does it.
+        taken, given: convert from and to a NumPy array.
+        count: returns 0, 1, ... n - 1.
+        number: returns a literal in a dtype.
+        convert: converts an array to a dtype by the library's rules.
+        cast: converts an array to a dtype by the rules of TypeCast.
+        broadcast: broadcasts an array to a shape.
+        meaning: returns the library's implementation of an op.
     """
 
     taken: Callable[[np.ndarray], Any]
@@ -55,12 +55,12 @@ NUMPY = Library(
 
 
 def interpret(loop: Loop, arrays: Sequence[np.ndarray | None], library: Library = NUMPY) -> list[np.ndarray]:
-    """The results of a loop.
+    """Runs a loop and returns its results.
 
     Args:
         arrays: one for each load, in its dtype; None for an index or a position.
 
-    Returns: one array for each store, in its dtype. f16 and bf16 are computed in f32 and rounded where the loop says.
+    Returns: one array for each store, in its dtype. f16 and bf16 are computed in f32 and rounded where the loop rounds.
     """
     if has_cuts(loop):
         return run_cut(loop, arrays, partial(interpret, library=library))
@@ -79,7 +79,7 @@ def interpret(loop: Loop, arrays: Sequence[np.ndarray | None], library: Library 
 
 
 def _compute(dtype: str) -> str:
-    """What values of a dtype are computed in."""
+    """The compute dtype of values of a dtype."""
     return "f32" if dtype in ("f16", "bf16") else dtype
 
 
@@ -115,13 +115,13 @@ def _result(
         )  # added up and multiplied as the kernel does it
         return meaning(wide, axes=axes, keep_dims=True)
     if record.is_cast:
-        # f64 to f16 or bf16 is one rounding; from f32, the value stays as it is until something rounds it.
+        # A cast from f64 to f16 or bf16 rounds once. From f32, the value is unchanged until something rounds it.
         return library.cast(args[0], s.dtype if types.get(str(s.args[0])) == "f64" else _compute(s.dtype))
     if record.index_of:
         return args[0]
     position = {"position": args.pop()} if record.by_position else {}
     attrs = dict(s.attrs)
-    if record.channel_inputs:  # what lies along the channels has been given the loop's axes, or has those of its own
+    if record.channel_inputs:  # 1-d channel operands were reshaped to the loop's axes; others have axes of their own
         attrs["data_format"] = "NXC"
     return meaning(*args, **position, **attrs)
 

@@ -1,4 +1,4 @@
-"""Binding a loop to the shapes and strides of one call: the iteration space, collapsed, and the kernel variant."""
+"""Binds a loop to the shapes and strides of one call: the collapsed iteration space, and the kernel variant."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from opgraph.loops.space import (
 #: How an operand moves along the innermost axis.
 UNIFORM = "u"  # one value for the whole call
 ROW = "r"  # one value for each row
-RUN = "b"  # one value for each run of a row that is several
+RUN = "b"  # one value for each run of a row that has several runs
 CONTIGUOUS = "c"  # the next element in memory
 STRIDED = "s"  # a stride known at run time
 GROUP = "g"  # one value for a group of neighbouring rows, where rows lie side by side
-TURNED = "t"  # read and written by way of a tile, where rows lie side by side
-#: How a sum does: a sum that reduces nothing at these shapes is an ordinary store.
+TURNED = "t"  # read and written through a tile, where rows lie side by side
+#: How a sum moves. A sum that reduces nothing at these shapes is an ordinary store.
 ADDED = "a"  # the row is added up
 KEPT = "k"  # one sum for each column
 
@@ -39,7 +39,7 @@ class Variant:
 
     Attributes:
         operands: one of u, r, b, c, s, g, t for each load, then for each store; a or k for a sum.
-        flat: the whole space is one row.
+        flat: True if the whole space is one row.
     """
 
     operands: str
@@ -47,7 +47,7 @@ class Variant:
 
     @property
     def has_sums(self) -> bool:
-        """Whether something is added up."""
+        """True if an operand is a sum."""
         return ADDED in self.operands or KEPT in self.operands
 
 
@@ -56,14 +56,14 @@ class Layout:
     """One call's iteration space.
 
     Attributes:
-        shape: of the space before collapsing, and of every result that is no sum.
+        shape: of the space before collapsing, and of every result that is not a sum.
         results: shape of each store.
         dims: extents after collapsing, outermost first; the last one is the row.
-        strides: for each load, then each store: its stride, in elements, along each of `dims`; of a sum 0 along
+        strides: for each load, then each store: its stride, in elements, along each of `dims`; for a sum, 0 along
             those that it adds up.
-        variant: which kernel serves it.
-        row_rank: where rows are reduced, how many of the last `dims` make a row; else 0, and the last one is the row.
-        group: neighbouring lanes that are one row, where a schedule makes lanes of groups.
+        variant: the kernel variant for this call.
+        row_rank: if rows are reduced, the number of last `dims` that form a row; else 0, and the last one is the row.
+        group: the number of neighbouring lanes that are one row, if a schedule makes lanes of groups.
     """
 
     shape: Shape
@@ -92,20 +92,20 @@ def bind(
 
     Args:
         shapes, strides: of each load, strides in elements; for an index load its extent along its axis and (1,); those
-            of a position do not count.
-        out_strides: of each store; row-major where left out.
+            of a position are ignored.
+        out_strides: of each store; row-major if omitted.
     """
     if has_cuts(loop):
         shapes = cut_shapes(loop, shapes)
         strides = [cut_strides(x.cut, s, st) for x, s, st in zip(loop.loads, shapes, strides, strict=True)]
     shape = space_of_cut(loop, shapes)
     rank = len(shape)
-    read = loop.reads()  # what only lends its shape must not keep axes apart
+    read = loop.reads()  # a load that only provides its shape must not prevent the merging of axes
     aligned = []
     for load, s, st in zip(loop.loads, shapes, strides, strict=True):
         if load.name not in read:
             aligned.append((0,) * rank)
-        elif load.is_position:  # as if it lay in memory in order: where an operand is, is then where the element stands
+        elif load.is_position:  # strides of a row-major array: its offset is then the position of the element
             aligned.append(aligned_strides(PLAIN, shape, row_major(shape), rank))
         else:
             aligned.append(aligned_strides(load, s, st, rank))
@@ -139,7 +139,7 @@ def bind(
 
 
 def _check_row_values(loop: Loop, shape: Shape, row_axes: Sequence[int], aligned: Sequence[Strides]) -> None:
-    """Raises InvalidShape where what is one value for each row is made of an operand that changes along the row."""
+    """Raises InvalidShape if one value for each row is computed from an operand that changes along the row."""
     if not row_axes:
         return
     makers = {s.result: s for s in loop.statements}
@@ -160,21 +160,21 @@ def _check_row_values(loop: Loop, shape: Shape, row_axes: Sequence[int], aligned
 
 
 def memory_order(axes: Sequence[int], strides: Sequence[Strides]) -> list[int]:
-    """Axes, outermost first, as that operand lies in memory which moves along the most of them."""
+    """Axes, outermost first, in the memory order of the operand that moves along the most of them."""
     leading = max(strides, key=lambda own: sum(own[axis] != 0 for axis in axes))
     return sorted(axes, key=lambda axis: -abs(leading[axis]))
 
 
 def _order_of_results(shape: Shape, strides: Sequence[Strides], loads: int) -> list[int]:
-    """The axes of more than one element, outermost first, as the first result lies that is no sum along any of them;
-    where all are sums, as the operand of the most axes lies."""
+    """The axes of more than one element, outermost first, in the memory order of the first result that is not a sum
+    along any of them; if all are sums, in that of the operand with the most axes."""
     axes = [axis for axis, extent in enumerate(shape) if extent != 1]
     whole = [own for own in strides[loads:] if all(own[axis] for axis in axes)]
     return memory_order(axes, whole[:1] or strides)
 
 
 def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[Shape, tuple[Strides, ...]]:
-    """Drops axes of extent 1 and merges neighbours that every operand walks as one."""
+    """Drops axes of extent 1 and merges neighbouring axes that are one axis for every operand."""
     dims: list[int] = []
     kept: list[list[int]] = [[] for _ in strides]
     for axis, extent in enumerate(shape):
@@ -196,8 +196,8 @@ def _collapse(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[S
 def _collapsed_rows(
     shape: Shape, strides: Sequence[Strides], row_axes: Sequence[int], loads: int
 ) -> tuple[Shape, tuple[Strides, ...], int]:
-    """Collapsed extents and strides, the axes of a row moved to the end, and how many of these are left; without rows,
-    in the order of memory."""
+    """Collapsed extents and strides, with the row axes moved to the end, and the number of row axes that remain;
+    without rows, in memory order."""
     if not row_axes:
         order = _order_of_results(shape, strides, loads)
         return *_collapse([shape[a] for a in order], [[own[a] for a in order] for own in strides]), 0

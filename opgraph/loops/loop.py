@@ -8,13 +8,13 @@
       store f32 t1
       store f32 t0 summed to x1
 
-It says nothing about sizes: extents and strides are bound when a kernel is called (`opgraph.loops.layout`), so one
-loop serves every shape. `parallel *` stands for any number of axes, in each of which every element is computed by
-itself. A store may be a sum: over the axes along which the loads that it names were broadcast to the iteration space.
-Such a result is whole only when the loop has ended, so no statement reads it.
+It has no sizes: extents and strides are bound when a kernel is called (`opgraph.loops.layout`), so one loop serves
+every shape. `parallel *` stands for any number of axes along which the elements are computed independently. A store may
+be a sum over the axes along which the loads that it names were broadcast to the iteration space. Such a result is
+complete only when the loop has ended, so no statement reads it.
 
-With `reduce -1` (the last axis; `reduce -2,-1` the last two) the elements along these axes are a row, and statements
-may reduce it:
+With `reduce -1` (the last axis; `reduce -2,-1`: the last two), the elements along these axes are a row, which
+statements may reduce:
 
     loop(parallel *, reduce -1)
       x0 = load f32
@@ -26,8 +26,9 @@ may reduce it:
       store f32 t4
       store f32 t3 per row
 
-What depends on rows and numbers alone has one value for each row, stored `per row` (with size 1 along the row's axes)
-or `per row dropped` (without these axes). A row is walked in passes: one for each reduction that waits for another.
+A result that depends only on reductions of rows and on numbers has one value for each row. It is stored `per row` (with
+size 1 along the row's axes) or `per row dropped` (without these axes). Kernels iterate over a row in passes, one for
+each reduction that depends on another.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from opgraph.ir.op import AttrValue
 #: An argument of a statement: the name of a load or of an earlier statement, or a literal.
 Arg: TypeAlias = str | bool | int | float
 
-#: For each axis of an operand, the sizes of the axes of the loop that it is taken for, 0 where unknown; nothing: no
-#: axis of the operand, and size 1. An empty cut: its axes are those of the loop (`opgraph.loops.axis_splits`).
+#: For each axis of an operand, the sizes of the loop axes into which it is split, 0 if unknown; an empty entry is an
+#: axis of size 1 that the operand lacks. An empty cut: the axes are those of the loop (`opgraph.loops.axis_splits`).
 Cut: TypeAlias = tuple[tuple[int, ...], ...]
 
 ALIGNMENTS = ("right", "channel", "index", "position", "rows")
-#: How a store of one value for each row may name its shape.
+#: The values of `Store.per_row`.
 PER_ROW = ("", "kept", "dropped")
 
 
@@ -57,7 +58,7 @@ class Axes:
 
     Attributes:
         kind: "parallel" or "reduce".
-        which: "*" for all that the operands have and that are not named; else axes counted from the last, as "-2,-1".
+        which: "*" for all axes of the operands that are not named; else axes counted from the last, such as "-2,-1".
     """
 
     kind: str
@@ -70,14 +71,14 @@ class Load:
 
     Attributes:
         name: its identifier, x0, x1, ...
-        dtype: as stored; it is computed in the dtype's compute type.
-        align: how its dimensions meet the iteration space: "right" (NumPy broadcasting), "channel" (one dimension,
-            along axis 1), "rows" (NumPy broadcasting, once the axes of a row are put in), "index" (no memory of the
-            caller's: the index along `axis`), or "position" (no memory at all: the row-major index of the element in
-            the iteration space, an s64).
+        dtype: the dtype in memory; computations use its compute type.
+        align: how its dimensions are aligned with the iteration space: "right" (NumPy broadcasting), "channel" (one
+            dimension, along axis 1), "rows" (NumPy broadcasting, after the row axes are inserted), "index" (not the
+            caller's memory: the index along `axis`), or "position" (no memory at all: the row-major index of the
+            element in the iteration space, an s64).
         axis: for "index".
         rows: for "rows": the axes of a row, counted from the last.
-        cut: how its axes are taken for more.
+        cut: the split of its axes into more axes.
     """
 
     name: str
@@ -89,24 +90,24 @@ class Load:
 
     @property
     def is_position(self) -> bool:
-        """Whether its value is where the element stands, which is computed instead of being read."""
+        """True if its value is the position of the element, which is computed instead of being read."""
         return self.align == "position"
 
     def broadcasts(self, shape: tuple[int, ...]) -> bool:
-        """Whether an array of this shape broadcasts as in NumPy; one along the channel axis is 1-d."""
+        """True if an array of this shape broadcasts as in NumPy; an array along the channel axis is 1-d."""
         return self.align in ("right", "rows") or (self.align == "channel" and len(shape) != 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """result = kind(args), one element.
+    """result = kind(args), for one element.
 
     Attributes:
         result: its identifier, t0, t1, ...
         dtype: of the result. f16 and bf16 results are kept in f32 until something rounds them.
-        kind, args, attrs: an op of the registry and what it is applied to.
-        rounds: whether the result is rounded to its dtype here (explicit TypeCast, or rounding after each op).
-        tag: index, within the partition, of the op that the line came from.
+        kind, args, attrs: an op of the registry, its arguments and its attributes.
+        rounds: True if the result is rounded to its dtype here (explicit TypeCast, or rounding after each op).
+        tag: index, within the partition, of the op that the statement came from.
     """
 
     result: str
@@ -119,26 +120,26 @@ class Statement:
 
     @property
     def record(self) -> opdef.OpDef:
-        """What is known of its op."""
+        """The record of its op."""
         return opdef.get(self.kind, where="a loop")
 
     @property
     def reduces(self) -> bool:
-        """Whether it makes one value of a whole row."""
+        """True if it reduces a whole row to one value."""
         return self.record.row is not None
 
     @property
     def row(self) -> opdef.Row:
-        """How it reduces a row, where it does."""
+        """The row reduction of a statement that reduces."""
         assert self.record.row is not None, f"{self.kind} is no reduction"
         return self.record.row
 
     def literal_dtype(self, types: Mapping[str, str], place: int | None = None) -> str:
-        """The dtype that a literal takes: that of its port, else that of the operands, conditions aside.
+        """The dtype of a literal: that of its port, else that of the operands other than conditions.
 
         Args:
             types: dtype of every load and earlier statement, by name.
-            place: of an argument; None for attributes.
+            place: index of the argument; None for attributes.
         """
         record = self.record
         args = self.args[:-1] if record.by_position else self.args
@@ -159,12 +160,12 @@ class Store:
 
     Attributes:
         value: a load or a statement.
-        to: for a sum: the loads whose common shape is that of the result; none of them: no dimensions. None: every
-            element is stored.
-        per_row: one value for each row: "kept" with size 1 along the axes of the row, "dropped" without them; "" where
+        to: for a sum: the loads whose common shape is that of the result; empty for a result without dimensions. None:
             every element is stored.
-        cut: how the axes of the result are taken for more.
-        total: of a sum: C++ for the result over `{total}` and `{count}`, in double; a mean is one, too.
+        per_row: for one value for each row: "kept" with size 1 along the row axes, "dropped" without these axes. "":
+            every element is stored.
+        cut: the split of the axes of the result into more axes.
+        total: for a sum or a mean: C++ for the result over `{total}` and `{count}`, in double.
     """
 
     value: str
@@ -189,7 +190,7 @@ class Loop:
         return {**{x.name: x.dtype for x in self.loads}, **{s.result: s.dtype for s in self.statements}}
 
     def reads(self) -> set[str]:
-        """Names of the loads and statements whose values count; a load that is not among them only has a shape."""
+        """Names of the loads and statements whose values are read; other loads only provide a shape."""
         return {a for s in self.statements for a in s.args if isinstance(a, str)} | {s.value for s in self.stores}
 
     def with_stores(self, places: Iterable[int]) -> Loop:
@@ -205,16 +206,16 @@ class Loop:
 
     @property
     def has_sums(self) -> bool:
-        """Whether a store is a sum."""
+        """True if a store is a sum."""
         return any(store.to is not None for store in self.stores)
 
     @property
     def row_axes(self) -> tuple[int, ...]:
-        """The axes of a row, counted from the last (-1), in ascending order; none where nothing is reduced."""
+        """The axes of a row, counted from the last (-1), in ascending order; empty if nothing is reduced."""
         return tuple(int(axis) for a in self.axes if a.kind == "reduce" for axis in a.which.split(","))
 
     def depths(self) -> dict[str, int]:
-        """For each load and statement, how many reductions wait for each other on the way to it."""
+        """For each load and statement, the length of the longest chain of dependent reductions up to it."""
         found = {load.name: 0 for load in self.loads}
         for s in self.statements:
             below = max((found[a] for a in s.args if isinstance(a, str)), default=0)
@@ -222,6 +223,6 @@ class Loop:
         return found
 
     def __str__(self) -> str:
-        from opgraph.loops.text import loop_text  # prints this class, so it comes after it
+        from opgraph.loops.text import loop_text  # it imports this module
 
         return loop_text(self)

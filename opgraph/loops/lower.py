@@ -1,4 +1,4 @@
-"""From a fused partition to its loop."""
+"""Lowers a fused partition to its loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from opgraph.partition.partition import Partition, RowForms
 ROUNDINGS = ("store", "each")
 #: Floats that are computed in f32, so that a value has more digits than its dtype holds until it is rounded.
 NARROW = ("f16", "bf16")
-#: What is done to a loop once it is there, in this order, by name: each function takes the loop and the names of the
-#: loads that stand for literals.
+#: The rewritings of a lowered loop, in this order, by name. Each function takes the loop and the names of the loads
+#: that stand for literals.
 REWRITINGS: dict[str, Callable[[Loop, Collection[str]], Loop]] = {"hoist_factors": without_row_factors}
 
 
@@ -30,8 +30,8 @@ class Lowered:
 
     Attributes:
         loop: the loop.
-        plain: the loop as it was before any rewriting, with the same loads and stores: rows of no elements need it,
-            whose sum is 0 whatever its factors are.
+        plain: the loop before any rewriting, with the same loads and stores. It is needed for rows of no elements,
+            whose sum is 0 for any factors.
         loads: the tensor behind each load (inputs of the partition, constants); None for an index or a position.
         stores: the tensor behind each store, the partition's output ports.
         labels: label of each op of the partition, by the tag of a statement.
@@ -87,9 +87,9 @@ class _Operands:
 
 
 class _Statements:
-    """The statements so far, by name; what is computed twice is one of them.
+    """The statements so far, by name; equal computations are one statement.
 
-    A gradient has statistics of rows again that the forward beside it has: a compiler does not join two sums.
+    A gradient repeats the row statistics of the forward pass next to it, and a compiler does not merge two sums.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class _Statements:
     def add(self, **fields: Any) -> str:
         """The name of the statement with these fields of Statement."""
         statement = Statement(result=f"t{len(self.made)}", **fields)
-        # As text, in which 0.0 is not -0.0 and 1 not True.
+        # Compared as text, which distinguishes 0.0 from -0.0 and 1 from True.
         computed = repr((statement.kind, statement.dtype, statement.args, statement.attrs, statement.rounds))
         name = self._names.setdefault(computed, statement.result)
         self.made.setdefault(name, statement)
         return name
 
     def rounded(self, name: str, tag: int) -> str:
-        """A value as its dtype holds it: for what asks about it."""
+        """A value rounded to its dtype, for ops that test it."""
         statement = self.made.get(name)
         if statement is None or statement.rounds or statement.dtype not in NARROW:
             return name
@@ -120,16 +120,16 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
         partition: of kind "fused".
         rounding: "store": f16 and bf16 values are rounded once, when stored; "each": after every op, as eager torch
             does.
-        arguments: ids of the scalar constants that the loop reads as operands, where others are literals: loops that
-            differ in these numbers alone are one kernel. A named unit still takes them as attributes.
+        arguments: ids of the scalar constants that the loop reads as operands; others are literals. Loops that differ
+            only in these numbers are one kernel. A named unit still takes them as attributes.
 
-    What asks about an f16 or bf16 value, and answers with no float (a comparison, IsInf, a cast to integers), is given
-    it rounded in either case: the answer is that about the value which a store would write. So is a cast to wider
-    floats of a value that the loop stores: the mean of such values is that of the stored ones, from which whoever reads
-    them (the backward pass of a norm) subtracts it.
+    An op on an f16 or bf16 value whose result is not a float (a comparison, IsInf, a cast to integers) gets the rounded
+    value in either case: its result is that for the value which a store would write. The same holds for a cast to wider
+    floats of a value that the loop stores: the mean of such values is then the mean of the stored values, from which
+    their readers (the backward pass of a norm) subtract it.
 
-    Each named unit becomes one statement of the op that means the same (x*sigmoid(x) a Swish): that is what makes it
-    accurate where its parts are not. What nothing uses afterwards is left out.
+    Each named unit becomes one statement of the equivalent op (x*sigmoid(x) becomes a Swish), which is accurate where
+    its parts are not. Ops that are then unused are left out.
     """
     made = lowerings(partition, rounding=rounding, arguments=arguments)
     if is_on("loop"):
@@ -139,14 +139,14 @@ def lower(partition: Partition, *, rounding: str = "store", arguments: Collectio
 
 
 def changed(made: Sequence[tuple[str, Lowered]]) -> list[tuple[str, Lowered]]:
-    """Of what `lowerings` gives, the loop after lowering, and after each rewriting that changed it."""
+    """From the result of `lowerings`, the loop after lowering, and after each rewriting that changed it."""
     return [step for at, step in enumerate(made) if at == 0 or step[1].loop != made[at - 1][1].loop]
 
 
 def lowerings(
     partition: Partition, *, rounding: str = "store", arguments: Collection[int] = ()
 ) -> list[tuple[str, Lowered]]:
-    """As `lower`: the loop after lowering and after each rewriting, by the name of what made it."""
+    """Like `lower`: the loop after lowering and after each rewriting, each with the name of that step."""
     lowered = _lowered(partition, rounding, arguments)
     operands = zip(lowered.loop.loads, lowered.loads)
     numbers = {x.name for x, t in operands if t is not None and t.id in arguments}
@@ -159,7 +159,7 @@ def lowerings(
 
 def _lowered(partition: Partition, rounding: str, arguments: Collection[int]) -> Lowered:
     outputs = partition.output_ports
-    units = partition.unit_matches if rounding == "store" else ()  # a unit has no values in between to round
+    units = partition.unit_matches if rounding == "store" else ()  # a unit has no intermediate values to round
     steps = steps_of(partition, units)
     shapes = Shapes(steps)
     live = live_steps(steps, {t.id for t in outputs})
@@ -180,7 +180,7 @@ def _lowered(partition: Partition, rounding: str, arguments: Collection[int]) ->
         args: list[Arg] = []
         for index, (port, tensor) in enumerate(zip(step.ports, step.inputs, strict=True)):
             if step.reduces and index:
-                break  # the axes of the rows, or a shape that has them
+                break  # the row axes, or a shape that has them
             if port.shape_only:
                 for leaf, align in shapes.leaves(step, index):
                     operands.load(leaf, align)
@@ -188,7 +188,7 @@ def _lowered(partition: Partition, rounding: str, arguments: Collection[int]) ->
                 args.append(statements.rounded(values[tensor.id], step.tag) if asks else values[tensor.id])
             elif is_literal(tensor) and not step.is_relay:
                 number = opdef.array_of(tensor)
-                # A literal has the dtype of the result: C++ would convert it by rules of its own.
+                # A cast literal gets the dtype of the result here: C++ would convert it by other rules.
                 args.append((cast(number, step.output.dtype) if record.is_cast else number).item())
             else:
                 args.append(operands.load(tensor, step.alignment(index)))
@@ -244,8 +244,8 @@ def _store(
     cut = rows.cuts.get(tensor.id, ())
     if tensor.id in sums:
         value, to = sums[tensor.id]
-        # An operand whose sizes are all 1 fits any number of axes, so it is never cut, nor is a sum of its shape:
-        # unless the operand has the loop's axes, and a reshape behind it takes these together.
+        # An operand whose sizes are all 1 fits any number of axes, so it is never cut, and neither is a sum of its
+        # shape, unless the operand has the loop's axes and a reshape after it merges these.
         named = [(x, t) for x, t in zip(operands.loads, operands.tensors, strict=True) if x.name in to]
         rank = max((len(t.dims or ()) for _, t in named if t is not None), default=0)
         cut = cut if any(x.cut for x, _ in named) or rank == sum(max(len(part), 1) for part in cut) else ()

@@ -1,4 +1,4 @@
-"""The iteration space of a loop: what its operands broadcast to, and how operands and results lie in it."""
+"""The iteration space of a loop: the shape to which its operands broadcast, and the strides of operands in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.loops.loop import Load, Loop, Store
 Shape: TypeAlias = tuple[int, ...]
 Strides: TypeAlias = tuple[int, ...]
 
-#: How a result lies that has all axes of the space.
+#: A load that stands for the alignment of a result with all axes of the space.
 PLAIN = Load(name="", dtype="")
 
 
@@ -21,7 +21,7 @@ def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
     """The shape that the operands broadcast to.
 
     Raises:
-        InvalidShape: they do not.
+        InvalidShape: the operands do not broadcast.
     """
     plain = [spread(load, s) for load, s in zip(loads, shapes, strict=True) if load.broadcasts(s)]
     rank = max(map(len, plain), default=0)
@@ -36,31 +36,31 @@ def iteration_shape(loads: Sequence[Load], shapes: Sequence[Shape]) -> Shape:
 
 
 def space_of(loop: Loop, shapes: Sequence[Shape]) -> Shape:
-    """The iteration space of a loop: what its operands broadcast to, with the axes of its rows.
+    """The iteration space of a loop: the shape to which its operands broadcast, with its row axes.
 
     Raises:
-        InvalidShape: they do not broadcast.
+        InvalidShape: the operands do not broadcast.
     """
     return space_of_cut(loop, cut_shapes(loop, shapes) if has_cuts(loop) else shapes)
 
 
 def space_of_cut(loop: Loop, shapes: Sequence[Shape]) -> Shape:
-    """The same of shapes whose cut axes are cut already."""
+    """Like `space_of`, for shapes whose axes are cut already."""
     shape = iteration_shape(loop.loads, shapes)
-    missing = max((-a for a in loop.row_axes), default=0) - len(shape)  # where all operands are single numbers
+    missing = max((-a for a in loop.row_axes), default=0) - len(shape)  # if all operands are single numbers
     return (*[1] * missing, *shape)
 
 
 def lies_over(loop: Loop, loads: Sequence[int], result: int, *, sums_last: bool) -> bool:
-    """Whether a result may be written over an array of its shape: each element after all that read it.
+    """True if a result may overwrite an array of its shape: each element is written after all reads of it.
 
-    A value of each row, its axes dropped, lies along other axes of the space than an operand that broadcasts: rows that
-    come later may read what it is written over.
+    A "dropped" row value lies along other axes of the space than an operand that broadcasts, so later rows may read
+    what it overwrites.
 
     Args:
-        loads: those that read the array.
-        result: which store.
-        sums_last: whether sums are written when everything has been read.
+        loads: indices of the loads that read the array.
+        result: index of the store.
+        sums_last: True if sums are written after all reads.
     """
     store, read = loop.stores[result], loop.reads()
     aligns = ("rows",) if store.per_row == "dropped" else ("right", "channel")
@@ -78,7 +78,7 @@ def row_shape(store: Store, shape: Shape, row_axes: Sequence[int]) -> Shape:
 
 
 def summed_to(loop: Loop, to: Sequence[str], shapes: Sequence[Shape]) -> tuple[Shape, Load]:
-    """The shape of a sum to the common shape of these loads, and a load that lies in the space as the sum does.
+    """The shape of a sum to the common shape of these loads, and a load with the alignment of the sum.
 
     Args:
         shapes: of every load.
@@ -92,7 +92,7 @@ def summed_to(loop: Loop, to: Sequence[str], shapes: Sequence[Shape]) -> tuple[S
 
 
 def summed_axes(like: Load, shape: Shape, space: Shape) -> tuple[int, ...]:
-    """The axes of the space that a sum to `shape`, which lies in it as the load `like` does, adds up."""
+    """The axes of the space that a sum to `shape` adds up; the sum has the alignment of the load `like`."""
     kept = aligned_strides(like, shape, (1,) * len(shape), len(space))
     return tuple(i for i, stride in enumerate(kept) if stride == 0 and space[i] != 1)
 

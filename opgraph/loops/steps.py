@@ -1,4 +1,4 @@
-"""What a partition computes, step by step: ops, what whole units stand for, and what is spelled in smaller ops."""
+"""The steps of a partition: ops, the single ops that whole units stand for, and the smaller ops of spelled ops."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from opgraph.ir.op import AttrValue
 from opgraph.partition.partition import Partition
 from opgraph.partition.rules import Unit
 
-#: An operand, and how it is aligned.
+#: An operand, and its alignment.
 Leaf: TypeAlias = tuple[LogicalTensor, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One statement to be: an op, or the single op that a unit stands for."""
+    """One future statement: an op, or the single op that a unit stands for."""
 
     kind: str
     inputs: tuple[LogicalTensor, ...]
@@ -26,38 +26,38 @@ class Step:
     output: LogicalTensor
     tag: int
     per_row: bool = False  # a SumTo that is a reduction of rows
-    form: str = ""  # of one value for each row: with or without the rows' axes
+    form: str = ""  # for one value for each row: "kept" with the row axes, or "dropped" without them
 
     @property
     def record(self) -> opdef.OpDef:
-        """What is known of its kind."""
+        """The record of its kind."""
         return opdef.get(self.kind, where="lower")
 
     @property
     def ports(self) -> tuple[opdef.Port, ...]:
-        """Those that its inputs are given to."""
+        """The ports of its inputs."""
         return self.record.with_optional(len(self.inputs))
 
     @property
     def is_sum(self) -> bool:
-        """Whether it is added up over the whole loop."""
+        """True if it is a sum over the whole loop."""
         return self.record.family == "sum" and not self.per_row
 
     @property
     def reduces(self) -> bool:
-        """Whether it makes one value of a row."""
+        """True if it reduces a row to one value."""
         return self.per_row or self.record.row is not None
 
     @property
     def is_relay(self) -> bool:
-        """Whether its value is that of its first input, in another shape: a loop has nothing to do for it."""
+        """True if its value is that of its first input, in another shape: the loop needs no statement for it."""
         record = self.record
         moves = record.expression == f"{{{record.inputs[0].name}}}" and any(p.shape_only for p in record.inputs)
         return moves or self.is_sum or record.family == "shape"
 
     def alignment(self, port: int) -> str:
-        """How an input lies in the iteration space."""
-        # A view turns one form into the other; all else, and what lends it a shape, has the form of the result.
+        """The alignment of an input with the iteration space."""
+        # The input of a view has the other form; all other inputs, and a view's shape operand, have the result's form.
         is_viewed = self.record.family == "shape" and self.form != "" and not self.ports[port].shape_only
         without_rows = (self.form == "dropped") != is_viewed
         if without_rows and not self.reduces and self.inputs[port].ndim != 0:
@@ -67,7 +67,7 @@ class Step:
 
 
 def steps_of(partition: Partition, units: Iterable[Unit]) -> list[Step]:
-    """The ops of a partition, its units and what is spelled in small ops, one by one."""
+    """The steps of a partition: units are single ops, and spelled ops are their smaller ops."""
     replaced: dict[int, Unit] = {u.root.id: u for u in units if u.kind}
     rows = partition.rows
     steps = []
@@ -95,7 +95,7 @@ def steps_of(partition: Partition, units: Iterable[Unit]) -> list[Step]:
 
 
 def live_steps(steps: Sequence[Step], wanted: Iterable[int]) -> list[Step]:
-    """The steps whose values are used; of what only lends its shape, no value is."""
+    """The steps whose values are used; an operand that only provides a shape is not used."""
     needed = set(wanted)
     kept = []
     for step in reversed(steps):
@@ -106,22 +106,22 @@ def live_steps(steps: Sequence[Step], wanted: Iterable[int]) -> list[Step]:
 
 
 class Shapes:
-    """From which operands the shape of a value follows, where something needs a shape alone."""
+    """The operands that determine the shape of a value, for uses that only need a shape."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._makers = {step.output.id: step for step in steps}
         self._of: dict[int, tuple[Leaf, ...]] = {}
-        self._unions: dict[tuple[tuple[Leaf, ...], ...], tuple[Leaf, ...]] = {}  # most steps have those of another
+        self._unions: dict[tuple[tuple[Leaf, ...], ...], tuple[Leaf, ...]] = {}  # most steps share them with another
 
     def leaves(self, step: Step, port: int) -> tuple[Leaf, ...]:
-        """The operands whose common shape that input of a step has; none: no dimensions."""
+        """The operands whose common shape is that of an input of a step; empty for no dimensions."""
         waiting = [step.inputs[port].id]
-        while waiting:  # what is asked for, and no more: many large partitions ask for the shape of one early value
+        while waiting:  # only what is needed: many large partitions need the shape of one early value
             maker = self._makers.get(waiting[-1])
             if maker is None or maker.output.id in self._of:
                 waiting.pop()
                 continue
-            # A sum has the shape that it is added up to, whatever that of its operand is.
+            # A sum has the shape of its second operand, whatever the shape of the first is.
             ports = (1,) if maker.record.family == "sum" else range(len(maker.inputs))
             sources = [maker.inputs[at].id for at in ports]
             unknown = [id for id in sources if id in self._makers and id not in self._of]
@@ -144,6 +144,6 @@ class Shapes:
 
 
 def used_by_stores_only(steps: Sequence[Step], outputs: Sequence[LogicalTensor]) -> set[int]:
-    """Values that are rounded by their store anyway, and by nothing else's use before."""
+    """Values that only stores use, which round them anyway."""
     read = {t.id for step in steps for t in step.inputs}
     return {t.id for t in outputs} - read

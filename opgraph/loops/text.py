@@ -1,4 +1,4 @@
-"""The text form of a loop, printed and read back."""
+"""The text form of a loop: printing and parsing."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def loop_text(loop: Loop) -> str:
 
 
 def parse_loop(text: str) -> Loop:
-    """The loop that was printed.
+    """Parses a loop that was printed.
 
     Raises:
-        ModelError: a line that is no line of a loop.
+        ModelError: a line is not a line of a loop.
     """
     head, *body = [line.strip() for line in text.strip().splitlines()]
     axes = re.fullmatch(r"loop\((?P<axes>.*)\)", head)

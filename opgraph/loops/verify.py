@@ -1,4 +1,4 @@
-"""What every stage after lowering relies on in a loop."""
+"""The invariants of a loop, on which every stage after lowering relies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from opgraph.loops.loop import ALIGNMENTS, PER_ROW, Loop
 
 
 def verify_loop(loop: Loop) -> Loop:
-    """Checks what every later stage relies on: defined before used, known kinds, stores of existing values, sums to
-    the shapes of loads.
+    """Checks the invariants: definitions before uses, known kinds, stores of existing values, sums to the shapes of
+    loads.
 
     Raises:
-        AssertionError: the loop was put together wrongly, which is a bug of opgraph.
+        AssertionError: the loop is invalid, which is a bug of opgraph.
     """
     known: dict[str, str] = {}
     rows = loop.row_axes
