@@ -234,7 +234,7 @@ class Graph(Content):
             InvalidGraph: the graph is not finalized.
             InvalidArguments: unknown policy, or a unit that no rule makes.
         """
-        from opgraph.partition.partitioner import partition  # front door: a later stage
+        from opgraph.partition.partitioner import partition  # imported late: a later stage
         from opgraph.partition.rules import rules_without
 
         return list(partition(self, policy=policy, rules=rules_without(disable)).partitions)
@@ -248,7 +248,7 @@ class Graph(Content):
         Raises:
             InvalidArguments: unknown policy, or a unit that no rule makes.
         """
-        from opgraph.partition.partitioner import partition  # front door: a later stage
+        from opgraph.partition.partitioner import partition  # imported late: a later stage
         from opgraph.partition.rules import rules_without
 
         return partition(self.finalize(), policy=policy, rules=rules_without(disable)).report

@@ -73,7 +73,7 @@ class Content:
         return len(self._tables.ops)
 
     def __str__(self) -> str:
-        from opgraph.ir.text import graph_text  # it reads this
+        from opgraph.ir.text import graph_text  # it imports this module
 
         return graph_text(self)
 
@@ -83,7 +83,7 @@ class Content:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Content):
             return NotImplemented
-        from opgraph.ir.equality import fingerprint  # it reads this
+        from opgraph.ir.equality import fingerprint  # it imports this module
 
         return self is other or fingerprint(self) == fingerprint(other)
 

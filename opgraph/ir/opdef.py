@@ -96,7 +96,7 @@ class OpDef:
             suffice. A function returns "" for attributes with which they do not.
         spelled: the same op in smaller ops, for a library op: `spelled(build, op)` adds them with the Builder of
             gradient rules. It returns, for each output that `op` has, in order, a tensor of the dtype and shape that
-            `op` declares. It reads op.inputs, op.outputs (only dtypes and their number) and op.attrs. It may use:
+            `op` declares. It reads op.inputs, op.outputs (only dtypes and their number) and op.attrs. It builds with:
             pointwise kinds (including BroadcastTo, with data_format for operands along a channel axis), ReduceSum,
             ReduceMean and ReduceMax with keep_dims, SumTo, and, if an output or an operand lacks the reduced axes,
             Squeeze and Unsqueeze; StaticReshape and ReshapeTo only in GroupNorm, which splits the channel axis. f16

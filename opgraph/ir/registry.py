@@ -70,4 +70,4 @@ def _missed(kind: str) -> OpDef | None:
 
 
 def _fill() -> None:
-    import opgraph.ops  # noqa: F401  # front door: a later stage
+    import opgraph.ops  # noqa: F401  # imported late: a later stage

@@ -121,7 +121,7 @@ def _result(
         return args[0]
     position = {"position": args.pop()} if record.by_position else {}
     attrs = dict(s.attrs)
-    if record.channel_inputs:  # 1-d channel operands were reshaped to the loop's axes; others have axes of their own
+    if record.channel_inputs:  # 1-d channel operands were reshaped to the loop's axes; others already have axes
         attrs["data_format"] = "NXC"
     return meaning(*args, **position, **attrs)
 

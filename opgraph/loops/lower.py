@@ -97,7 +97,7 @@ class _Statements:
         self._names: dict[str, str] = {}
 
     def add(self, **fields: Any) -> str:
-        """The name of the statement with these fields of Statement."""
+        """Adds a statement with these fields, unless an equal one exists; returns its name."""
         statement = Statement(result=f"t{len(self.made)}", **fields)
         # Compared as text, which distinguishes 0.0 from -0.0 and 1 from True.
         computed = repr((statement.kind, statement.dtype, statement.args, statement.attrs, statement.rounds))

@@ -127,7 +127,7 @@ class Partition:
             InvalidShape: the shapes do not fit the ops.
             DeviceError: the kernel does not compile.
         """
-        from opgraph.runtime.compiled_partition import compile_partition  # front door: a later stage
+        from opgraph.runtime.compiled_partition import compile_partition  # imported late: a later stage
 
         return compile_partition(self, inputs, outputs, engine)
 

@@ -1,4 +1,4 @@
-"""The check that the partitions of a graph fit together."""
+"""Checks that the partitions of a graph fit together."""
 
 from __future__ import annotations
 
