@@ -68,7 +68,7 @@ class NodeWriter:
 
 def _emitter(opset: int, taken: set[str]) -> Any:
     # The writer of ONNX files knows every form; what is read back by onnxruntime at once is written as a file would be.
-    from opgraph.onnx.emit import Emitter  # front door: a later stage
+    from opgraph.onnx.emit import Emitter  # imported late: a later stage
     from opgraph.onnx.function_table import FunctionTable
     from opgraph.onnx.target import target_of
 
