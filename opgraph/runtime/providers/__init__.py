@@ -1,1 +1,1 @@
-"""Libraries that run what is not fused."""
+"""Libraries that run all that is not fused."""

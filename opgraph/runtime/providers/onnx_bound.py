@@ -1,4 +1,4 @@
-"""A region of onnxruntime's bound to buffers: inputs are read and outputs written where they lie, without a copy."""
+"""An onnxruntime region bound to buffers: inputs are read and outputs are written in place, without a copy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BoundRegion:
     """One binding of a session. A session may have many, and they may run at once.
 
     Attributes:
-        launch: runs the region on what is bound, as it is by then. It raises whatever onnxruntime raises, among other
-            things where an output has another shape than its buffer.
+        launch: runs the region on the current contents of the bound arrays. It raises the errors of onnxruntime, for
+            example if an output has another shape than its buffer.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BoundRegion:
         self.launch: Callable[[], None] = self._run
 
     def read(self, index: int, array: np.ndarray) -> None:
-        """Binds an input to an array, which the caller keeps alive; one that is not row-major is copied by each run."""
+        """Binds an input to an array, which the caller keeps alive. Each run copies an array that is not row-major."""
         if not array.flags.c_contiguous:
             row_major = np.empty(array.shape, array.dtype)
             self._copies[index] = row_major, array
@@ -67,7 +67,7 @@ class BoundRegion:
         self._binding.bind_output(name, self._device, kind, shape, address)
 
     def leave(self, index: int) -> None:
-        """Leaves the memory of an output to onnxruntime: it allocates on the device of the binding."""
+        """Lets onnxruntime allocate the memory of an output, on the device of the binding."""
         self._binding.bind_output(self._outputs[index][0], self._device)
 
     def made(self) -> list[Any]:
@@ -76,6 +76,6 @@ class BoundRegion:
 
 
 def _element_type(tensor: LogicalTensor) -> Any:
-    """What onnxruntime calls the dtype; where NumPy has none of its own, by number."""
+    """onnxruntime's name of the dtype; its number if NumPy has no such dtype."""
     dtype = dtypes.get(tensor.dtype)
     return dtype.onnx if tensor.dtype in BITS else dtype.numpy.type

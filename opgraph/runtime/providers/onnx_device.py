@@ -1,4 +1,4 @@
-"""A region of onnxruntime's on a GPU: bound to the memory of the arrays, without a copy to the host."""
+"""An onnxruntime region on a GPU: bound to the memory of the arrays, without a copy to the host."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from opgraph.runtime.providers.onnxruntime import OnnxRuntimeRegion
 from opgraph.runtime.runner import NO_SOURCES, Runner
 from opgraph.runtime.shape_rules import check_out_shape
 
-#: What onnxruntime calls the memory of a GPU.
+#: onnxruntime's name for the memory of a GPU.
 MEMORY = "cuda"
 
 
 def region_on_gpu(partition: Partition, engine: Engine) -> Runner:
-    """What runs a region of ONNX nodes on a GPU: torch, if it has a form of each; onnxruntime there; or on the host.
+    """Returns the runner of an ONNX region on a GPU: torch if it has all nodes, else onnxruntime there or on the host.
 
     Raises:
-        NotInstalled: neither library.
-        DeviceError: neither onnxruntime nor onnx's evaluator takes the region.
+        NotInstalled: neither library is installed.
+        DeviceError: neither onnxruntime nor onnx's evaluator accepts the region.
     """
     if torch_on_gpu():
         from opgraph.runtime.providers.torch_onnx.nodes import runs_node  # needs torch and onnx
@@ -48,7 +48,7 @@ def region_on_gpu(partition: Partition, engine: Engine) -> Runner:
 
 
 class DeviceRegion:
-    """One region on one GPU. A call waits: onnxruntime has a stream of its own."""
+    """One region on one GPU. A call waits for the GPU: onnxruntime has its own stream."""
 
     runs_in = "onnxruntime"
     sources = NO_SOURCES
@@ -61,12 +61,12 @@ class DeviceRegion:
         self._where = f"region of {len(partition.ops)} ONNX nodes, first {partition.ops[0].label}"
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        """See Runner: every call allocates."""
+        """See Runner; None, since every call allocates."""
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
     ) -> list[Any]:
-        """Waits for the inputs, and runs; arguments as of CudaKernel.
+        """Waits for the inputs, and runs the region; arguments as for CudaKernel.
 
         Raises:
             DeviceError: a node failed; the message is onnxruntime's.
@@ -86,7 +86,7 @@ class DeviceRegion:
             cuda.wait(device, library.stream(device))
             try:
                 bound.launch()
-            except Exception as error:  # onnxruntime's classes share no base of their own
+            except Exception as error:  # onnxruntime's error classes share no base
                 raise DeviceError(
                     f"onnxruntime failed: {one_line(error)}", where=self._where, fix="check the model and its inputs"
                 ) from error
@@ -95,7 +95,7 @@ class DeviceRegion:
             return [self._given(v, bound, dtype, target, library) for v, dtype, target in results]
 
     def _given(self, value: Any, bound: Any, dtype: np.dtype[Any], target: Any, library: Library) -> Any:
-        """A value of onnxruntime's as an array of a library, or copied to where it is wanted."""
+        """Converts a value of onnxruntime to an array of a library, or copies it to its target."""
         shape = tuple(value.shape())
         made = library.adopted(Adopted(value.data_ptr(), shape, dtype, (value, bound)), dtype, self._device)
         if target is None:

@@ -1,4 +1,4 @@
-"""Single ONNX nodes, computed by onnx's own evaluator in float64: the truth for what opgraph has no formula for."""
+"""Single ONNX nodes, computed by onnx's own evaluator in float64: the ground truth for ops without a formula."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from opgraph.runtime.providers.onnx_session import one_line, onnxruntime_module,
 
 
 def reference_foreign(op: Op, arrays: Sequence[Any], dtype: np.dtype[Any] | type = np.float64) -> tuple[Any, ...]:
-    """One Wildcard, computed by onnx's own evaluator in a wide float type.
+    """Computes one Wildcard with onnx's own evaluator in a wide float type.
 
     Args:
         arrays: one for each input of the op; floats of any width.
-        dtype: what floats are computed in and returned as.
+        dtype: the dtype in which floats are computed and returned.
 
-    Returns: one array for each output. Where the evaluator insists on the op's own types, the op is computed in those
-        and only widened; where it has no such op (the contributed domains), or makes something else of it than
-        onnxruntime (BatchNormalization of opset 9, an LSTM with lengths: onnx 1.23), by onnxruntime.
+    Returns: one array for each output. If the evaluator only accepts the op's own types, the op is computed in those
+        and the results are widened. If it lacks the op (the contributed domains), or its results differ from
+        onnxruntime's (BatchNormalization of opset 9, an LSTM with lengths: onnx 1.23), onnxruntime computes it.
 
     Raises:
-        DeviceError: nobody can compute it.
+        DeviceError: neither library can compute it.
     """
     declared = [_narrowed(a, t) for a, t in zip(arrays, op.inputs, strict=True)]
     wide = [_widened(a, dtype) for a in arrays]
@@ -39,7 +39,7 @@ def reference_foreign(op: Op, arrays: Sequence[Any], dtype: np.dtype[Any] | type
     for given in (wide, declared):
         try:
             exact = _evaluated(model, op, given)
-        except Exception as error:  # the evaluator raises whatever NumPy raises
+        except Exception as error:  # the evaluator raises any error of NumPy
             errors.append(error)
         else:
             break
@@ -67,22 +67,22 @@ def _by_onnxruntime(model: RegionModel, op: Op, arrays: Sequence[Any]) -> list[A
 
 
 def _same_on_same_types(model: RegionModel, op: Op, declared: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether the evaluator agrees given the op's own types: a jump may lie between a wide float and its rounding."""
+    """True if the evaluator agrees on the op's own types: a jump may lie between a wide float and its rounded value."""
     try:
         return _agree(_evaluated(model, op, declared), theirs, op)
-    except Exception:  # it has an answer in wide types alone
+    except Exception:  # it only supports wide types
         return True
 
 
 def _agree(ours: Sequence[Any], theirs: Sequence[Any], op: Op) -> bool:
-    """Whether results differ by rounding at most: two thirds of the digits of the op's narrowest float are the same."""
+    """True if results differ by rounding at most: two thirds of the digits of the op's narrowest float are the same."""
     floats = {t.dtype for t in (*op.inputs, *op.outputs)} & set(dtypes.FLOATS)
     eps = max((float(ml_dtypes.finfo(dtypes.BY_NAME[name].numpy).eps) for name in floats), default=0.0)  # type: ignore[no-untyped-call]
     return len(ours) == len(theirs) and all(_near(a, b, eps ** (2 / 3)) for a, b in zip(ours, theirs, strict=True))
 
 
 def _near(ours: Any, theirs: Any, share: float) -> bool:
-    """Whether two results differ by no more than a share of the largest element; integers and text not at all."""
+    """True if two results differ by at most a share of the largest element; integers and text must be equal."""
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(_near(a, b, share) for a, b in zip(ours, theirs, strict=True))
     if ours is None or theirs is None or np.shape(ours) != np.shape(theirs):
@@ -90,7 +90,7 @@ def _near(ours: Any, theirs: Any, share: float) -> bool:
     if not _is_float(np.asarray(ours)):
         return bool(np.array_equal(ours, theirs))
     a, b = np.asarray(ours).astype(np.float64), np.asarray(theirs).astype(np.float64)
-    there = np.isfinite(b)  # what overflows their type need not overflow a wider one
+    there = np.isfinite(b)  # a value that overflows their type may fit a wider one
     a, b = a[there], b[there]
     return bool(np.isfinite(a).all()) and bool(np.abs(a - b).max(initial=0.0) <= share * np.abs(a).max(initial=0.0))
 
@@ -129,12 +129,12 @@ def _narrowed(array: Any, tensor: LogicalTensor) -> Any:
 
 
 def _own_integers(result: Any, tensor: LogicalTensor) -> Any:
-    """The evaluator (1.23) makes s64 of sums of narrower integers."""
+    """Converts integers to the declared dtype: the evaluator (1.23) returns s64 for sums of narrower integers."""
     return as_declared(result, tensor) if tensor.dtype in dtypes.INTS else result
 
 
 def as_declared(result: Any, tensor: LogicalTensor) -> Any:
-    """The evaluator computes some ops in a wider type than it should return."""
+    """Converts to the declared dtype: the evaluator computes some ops in a wider type than it should return."""
     if tensor.dtype == dtypes.UNDEF or not isinstance(result, (np.ndarray, np.generic)):
         return result
     return np.asarray(result).astype(dtypes.BY_NAME[tensor.dtype].numpy, copy=False)

@@ -1,4 +1,4 @@
-"""onnx's evaluator with its op Loop mended."""
+"""onnx's evaluator with a corrected Loop op."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx.reference.ops.op_loop import Loop as _Loop
 
 
 class Loop(_Loop):
-    """Loop, whose scan outputs get an axis of their own: onnx 1.23 joins matrices along their rows, and numbers too."""
+    """Loop with a new axis for scan outputs: onnx 1.23 joins matrices along their rows instead, and numbers too."""
 
     op_domain = ""
 
@@ -25,7 +25,7 @@ class Loop(_Loop):
         attributes: Any = None,
         bindings: Any = None,
     ) -> tuple[Any, ...]:
-        node: Any = self  # its graph attribute becomes an attribute when it is made
+        node: Any = self  # its graph attribute becomes a Python attribute at construction
         names = node.body.input_names
         inputs = {**(context or {}), **dict(zip(names[2:], args, strict=False))}
         scanned: list[list[Any]] = [[] for _ in range(self.K)]
@@ -46,9 +46,9 @@ class Loop(_Loop):
 
 
 def evaluator(model: ModelProto) -> ReferenceEvaluator:
-    """onnx's evaluator for a model.
+    """Returns onnx's evaluator for a model.
 
     Raises:
-        Exception: the evaluator refuses it, with one of several classes.
+        Exception: the evaluator refuses the model; there are several error classes.
     """
     return ReferenceEvaluator(model, new_ops=[Loop])

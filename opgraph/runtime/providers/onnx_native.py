@@ -1,4 +1,4 @@
-"""Ops that opgraph has kernels for, as ONNX nodes: so that a region of onnxruntime's may take them in."""
+"""Writes ops that opgraph has kernels for as ONNX nodes, so that they can join a region of onnxruntime."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from opgraph.runtime.providers.onnx_node import is_onnx_node, node_of, opset_of
 #: ONNX ops that read only the shape of their input.
 _SHAPE_READERS = ("Shape", "Size")
 
-#: dtypes that onnxruntime has pointwise kernels for on the CPU; what it has no kernel for, it refuses as a whole.
+#: dtypes with pointwise kernels in onnxruntime on the CPU; it refuses a whole model if it lacks one kernel.
 RUNS = frozenset(("f64", "f32", "f16", "s64", "s32", "boolean"))
 
-#: Named units that onnxruntime's optimizer makes one kernel of, in f32.
+#: Named units that onnxruntime's optimizer fuses to one kernel, in f32.
 FUSED_THERE = frozenset(("swish", "gelu"))
 
 
@@ -29,12 +29,12 @@ class NodeWriter:
     """Writes ops as nodes of one model, native ones in ONNX's own ops.
 
     Args:
-        opset: of ai.onnx.
+        opset: the opset of ai.onnx.
         names: the names of all values.
         taken: names that no other value may have.
 
     Attributes:
-        scalars: constants that the nodes read beside their operands, by name.
+        scalars: constants that the nodes read in addition to their operands, by name.
     """
 
     def __init__(self, opset: int, names: Mapping[int, str], taken: Collection[str] = ()) -> None:
@@ -48,10 +48,10 @@ class NodeWriter:
         return found
 
     def nodes(self, op: Op) -> list[NodeProto] | None:
-        """The nodes of an op; None where ai.onnx has no ops that mean the same.
+        """Returns the nodes of an op; None if ai.onnx has no equivalent ops.
 
         Raises:
-            ModelError: a Wildcard whose attributes describe no node.
+            ModelError: the attributes of a Wildcard describe no node.
         """
         if is_onnx_node(op):
             return [node_of(op, self._names)]
@@ -67,7 +67,7 @@ class NodeWriter:
 
 
 def _emitter(opset: int, taken: set[str]) -> Any:
-    # The writer of ONNX files knows every form; what is read back by onnxruntime at once is written as a file would be.
+    # The writer of ONNX files has every form; models that onnxruntime reads at once are written like files.
     from opgraph.onnx.emit import Emitter  # imported late: a later stage
     from opgraph.onnx.function_table import FunctionTable
     from opgraph.onnx.target import target_of
@@ -76,7 +76,7 @@ def _emitter(opset: int, taken: set[str]) -> Any:
 
 
 def is_writable(op: Op, opset: int) -> bool:
-    """Whether a native op has a form in ai.onnx ops of that opset that onnxruntime has kernels for."""
+    """True if a native op has a form in ai.onnx ops of that opset that onnxruntime has kernels for."""
     tensors = (*op.inputs, *op.outputs)
     if not all(t.dtype in RUNS for t in tensors):
         return False
@@ -84,17 +84,17 @@ def is_writable(op: Op, opset: int) -> bool:
 
 
 def opset_of_region(ops: Iterable[Op]) -> int:
-    """The opset of ai.onnx that the nodes carried by some ops belong to; 20 where there are none."""
+    """The ai.onnx opset of the nodes that some ops carry; 20 if there are none."""
     return next((opset_of(op)[1] for op in ops if is_onnx_node(op) and opset_of(op)[0] == ""), 20)
 
 
 def reads_shape_alone(op: Op) -> bool:
-    """Whether a carried node needs no data of its inputs."""
+    """True if a carried node needs no data of its inputs."""
     return op.attrs.get("onnx_op") in _SHAPE_READERS and opset_of(op)[0] == ""
 
 
 def is_deterministic(op: Op) -> bool:
-    """Whether equal operands give equal results; False, too, for nodes that onnx has no schema of."""
+    """True if equal operands give equal results; False also for nodes without a schema in onnx."""
     domain, version = opset_of(op)
     return _deterministic(str(op.attrs["onnx_op"]), version, domain)
 

@@ -1,13 +1,13 @@
-"""A Wildcard that an ONNX model brought along carries its whole node in its attributes; this is how.
+"""Encodes an ONNX node in the attributes of a Wildcard, and decodes it.
 
     Wildcard(x, w, onnx_op="Conv", onnx_domain="", onnx_opset=20, group=1, pads=[0, 0, 0, 0])
 
-`onnx_op`, `onnx_domain` and `onnx_opset` say which operator. The node's own attributes stand beside them: numbers,
-strings and lists as they are, everything else (tensors, graphs, types) as "proto:" and the base64 of its
-AttributeProto. Optional inputs and outputs that the node leaves out are listed by position in `onnx_absent_inputs` and
-`onnx_absent_outputs`; values that its subgraphs take from outside are further inputs, named in `onnx_captures`. Types
-that opgraph has no word for (strings, sequences, uint16) are written in `onnx_input_types` and `onnx_output_types`.
-So an op read back from text runs as well as one that was just loaded.
+`onnx_op`, `onnx_domain` and `onnx_opset` identify the operator. The node's own attributes are stored next to them:
+numbers, strings and lists unchanged, all others (tensors, graphs, types) as "proto:" and the base64 of the
+AttributeProto. Optional inputs and outputs that the node omits are listed by position in `onnx_absent_inputs` and
+`onnx_absent_outputs`. Outer values that its subgraphs capture are further inputs, named in `onnx_captures`. Types that
+opgraph lacks (strings, sequences, uint16) are stored in `onnx_input_types` and `onnx_output_types`. So an op that was
+read back from text runs like one that was just loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from opgraph.ir.op import AttrValue, Op
 OPERANDS_KEY = "opgraph.operands"
 
 #: metadata_props key of a node that opgraph wrote for a library op: its kind. Other nodes of such op types stay
-#: Wildcards, so that onnxruntime runs a model that somebody else wrote in regions as large as they were.
+#: Wildcards, so that onnxruntime runs models of other exporters in regions that are as large as before.
 KIND_KEY = "opgraph.kind"
 
 _GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
@@ -40,12 +40,12 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def is_onnx_node(op: Op) -> bool:
-    """Whether an op is a Wildcard that carries an ONNX node."""
+    """True if an op is a Wildcard that carries an ONNX node."""
     return op.kind == "Wildcard" and "onnx_op" in op.attrs
 
 
 def encoded(attributes: Iterable[AttributeProto]) -> dict[str, AttrValue]:
-    """A node's attributes as op attributes; `decoded` gives the same attributes back, bit by bit."""
+    """Encodes a node's attributes as op attributes; `decoded` returns the same attributes, bit by bit."""
     result: dict[str, AttrValue] = {}
     for index, attribute in enumerate(attributes):
         plain = _PLAIN_NAME.fullmatch(attribute.name) and not attribute.name.startswith(_RESERVED)
@@ -57,7 +57,7 @@ def encoded(attributes: Iterable[AttributeProto]) -> dict[str, AttrValue]:
 
 
 def _readable(attribute: AttributeProto) -> AttrValue | None:
-    """The attribute's value where an op attribute can hold it exactly, else None."""
+    """The attribute's value if an op attribute can hold it exactly, else None."""
     if attribute.doc_string or attribute.ref_attr_name:
         return None
     if attribute.type == AttributeProto.INT:
@@ -66,7 +66,7 @@ def _readable(attribute: AttributeProto) -> AttrValue | None:
         return float(attribute.f)
     if attribute.type == AttributeProto.STRING:
         return _text(attribute.s)
-    # An empty list would not say of what.
+    # An empty list would not show its element type.
     if attribute.type == AttributeProto.INTS and attribute.ints:
         return tuple(int(i) for i in attribute.ints)
     if attribute.type == AttributeProto.FLOATS and attribute.floats:
@@ -130,7 +130,7 @@ def _parsed(op: Op, name: str, value: str) -> AttributeProto:
 
 
 def _tensors(attribute: AttributeProto) -> Iterable[TensorProto]:
-    """Every tensor of an attribute, those inside its graphs too."""
+    """Every tensor of an attribute, including those inside its graphs."""
     waiting = [attribute]
     while waiting:
         one = waiting.pop()
@@ -141,7 +141,7 @@ def _tensors(attribute: AttributeProto) -> Iterable[TensorProto]:
 
 
 def node_of(op: Op, names: Mapping[int, str]) -> NodeProto:
-    """The node that an op carries, on values of these names.
+    """Returns the node that an op carries, on values of these names.
 
     Args:
         names: tensor id -> value name, for all inputs and outputs of the op.
@@ -190,7 +190,7 @@ def _positions(op: Op, name: str) -> tuple[int, ...]:
 
 
 def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Renames what the node's subgraphs take from outside. A name that a subgraph defines itself is not outside."""
+    """Renames the outer values that the node's subgraphs capture; a name that a subgraph defines itself is no such."""
     waiting = [(graph, names) for graph in _graphs(node)]
     while waiting:
         graph, outer = waiting.pop()

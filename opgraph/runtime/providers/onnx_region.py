@@ -1,4 +1,4 @@
-"""A region of Wildcards as one ONNX model: the nodes that they carry, wired as the graph wires them."""
+"""A region of Wildcards as one ONNX model: the nodes that they carry, connected as in the graph."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from opgraph.runtime.providers.onnx_types import type_proto
 SHARED_ABOVE = 1024
 #: Readable by every onnxruntime since 1.19, whatever the opset.
 _IR_VERSION = 10
-#: Numbers that names inside a subgraph have where the names of a region's values may have one.
+#: The number in a name inside a subgraph, in the place where names of a region's values may have one.
 _TAKEN = re.compile(r"^og(\d{1,9})_t", re.ASCII)
-#: A region is not stamped with an older opset than this, unless its model was.
+#: A region does not declare an older opset than this, unless its model does.
 _OLDEST_STAMP = 20
 
 
@@ -70,12 +70,12 @@ def region_model(
 
     Args:
         ops: Wildcards with an ONNX node, and native ops that have a form in ONNX's ops; producers first.
-        inputs, outputs: what crosses the border of the region.
-        typed: whether to declare types; an evaluator that reads none takes values of any type then.
-        symbols: whether to declare which sizes of inputs are equal, as their symbols say. A runtime relies on it.
+        inputs, outputs: the values that cross the border of the region.
+        typed: whether to declare types; without them, an evaluator that reads none accepts values of any type.
+        symbols: whether to declare equal sizes of inputs, by their symbols. A runtime relies on these.
 
     Raises:
-        Unimplemented: ops of two versions of one domain, or a type that nobody states.
+        Unimplemented: ops have two versions of one domain, or a type is not specified.
         ModelError: an op's attributes do not describe a node.
     """
     given = {t.id for t in inputs}
@@ -105,7 +105,7 @@ def _named(
 ) -> tuple[GraphProto, dict[int, str], dict[str, np.ndarray]]:
     """The nodes of the ops, the names of their values by id, and the large constants that the nodes need.
 
-    No name is one that a subgraph of a node defines: what the subgraph takes from outside would be its own value then.
+    No name may be defined in a subgraph of a node: the subgraph would use its own value instead of the outer one.
     """
     ids, inside = {t.id for t in tensors}, set[str]()
     while True:
@@ -133,7 +133,7 @@ def _write_nodes(
         taken: names that no value between the nodes may have.
 
     Raises:
-        Unimplemented: a native op that has no form in ONNX's ops.
+        Unimplemented: a native op has no form in ONNX's ops.
     """
     if all(is_onnx_node(op) for op in ops):
         graph.node.extend(node_of(op, names) for op in ops)
@@ -154,9 +154,9 @@ def _write_nodes(
 
 
 def drop_last_gaps(nodes: Iterable[NodeProto]) -> None:
-    """Takes off the last inputs of nodes where they are "", which means left out either way.
+    """Removes the last inputs of nodes if they are "": they are omitted either way.
 
-    onnxruntime 1.31 crashes over a LayerNormalization that is written so, as it fuses it.
+    onnxruntime 1.31 crashes on a LayerNormalization with such an input when it fuses it.
     """
     waiting = list(nodes)
     while waiting:
@@ -184,7 +184,7 @@ def _opsets(ops: Iterable[Op], nodes: Iterable[NodeProto]) -> dict[str, int]:
 
 
 def _oldest_of_the_same_meaning(nodes: Iterable[NodeProto], opset: int) -> int:
-    """The oldest opset in which all nodes are defined as in this one: so runtimes older than the model run them."""
+    """The oldest opset with the same definitions of all nodes, so that runtimes older than the model run them."""
     oldest, waiting = 1, list(nodes)
     while waiting:
         node = waiting.pop()
@@ -203,7 +203,7 @@ def _since(op_type: str, opset: int) -> int:
 
 
 def type_texts(ops: Iterable[Op]) -> dict[int, str]:
-    """What the nodes say about types that opgraph has no word for, by tensor id."""
+    """The texts of types that opgraph lacks, as stored in the nodes, by tensor id."""
     result: dict[int, str] = {}
     for op in ops:
         for tensors, key in ((op.inputs, "onnx_input_types"), (op.outputs, "onnx_output_types")):

@@ -1,4 +1,4 @@
-"""onnxruntime sessions: how a region is handed over, and arrays of the types that NumPy lacks."""
+"""onnxruntime sessions: their creation from regions, and arrays of the types that NumPy lacks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.runtime.providers.onnx_region import RegionModel
 
-#: NumPy types that onnxruntime's Python interface does not know; their bits pass as unsigned integers.
+#: NumPy types that onnxruntime's Python interface does not support; their bits are passed as unsigned integers.
 BITS = {"bf16": np.dtype(np.uint16), "f8_e4m3": np.dtype(np.uint8), "f8_e5m2": np.dtype(np.uint8)}
 
-#: Two elements share a byte, and onnxruntime (1.32) makes an array of a byte each, of memory that is not the result's.
+#: Two elements share a byte, but onnxruntime (1.32) returns an array of one byte each, with memory outside the result.
 _NOT_GIVEN_OUT = onnx.TensorProto.FLOAT4E2M1
 
-#: What onnxruntime calls its own kernels for GPUs.
+#: onnxruntime's name for its own GPU kernels.
 CUDA = "CUDAExecutionProvider"
 
 
@@ -46,21 +46,21 @@ def onnxruntime_module() -> Any:
 def session_of(
     ort: Any, model: RegionModel, threads: int | None = None, gpu: int | None = None, *, spins: bool = False
 ) -> Any:
-    """An onnxruntime session. Large constants are handed over as memory, past protobuf's 2 GiB; it copies them once.
+    """Creates an onnxruntime session. Large constants bypass protobuf's 2 GiB limit; onnxruntime copies them once.
 
     Args:
-        gpu: index of the GPU that is to run it; None: a CPU does, and so it does where onnxruntime has no CUDA.
+        gpu: index of the GPU that should run it. If None, or if onnxruntime has no CUDA, the CPU runs it.
 
     Raises:
-        Exception: onnxruntime refuses the model, or would give out what is not its result; its classes share no base.
+        Exception: onnxruntime refuses the model, or would return memory outside a result; its classes share no base.
     """
     if any(value.type.tensor_type.elem_type == _NOT_GIVEN_OUT for value in model.proto.graph.output):
         raise Unimplemented("onnxruntime gives out no float4", where="provider onnxruntime", fix="cast it to float")
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors arrive as exceptions
-    # Where a graph has many regions, each has threads of its own: those that wait must not spin on the cores of the one
-    # that runs (measured, 33 regions of an EfficientNet on 2 busy cores: 890 ms a run spinning, 12 ms not). A lone one
-    # may (the same network as one region: 1.0 ms a run spinning, 1.6 ms not).
+    # If a graph has many regions, each has its own threads. Waiting threads must not spin on the cores of the running
+    # region (measured, 33 regions of an EfficientNet on 2 busy cores: 890 ms per run with spinning, 12 ms without).
+    # Those of a lone region may (the same network as one region: 1.0 ms per run with spinning, 1.6 ms without).
     if not spins:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if threads is not None:
@@ -82,10 +82,10 @@ def run_session(
     inputs: Sequence[LogicalTensor],
     outputs: Sequence[LogicalTensor],
 ) -> list[Any]:
-    """Runs the session of a model on one array for each input; returns an array of its own dtype for each output.
+    """Runs the session of a model on one array for each input; returns one array of the declared dtype for each output.
 
     Raises:
-        Exception: whatever onnxruntime raises.
+        Exception: any error of onnxruntime.
     """
     if not any(t.dtype in BITS for t in (*inputs, *outputs)):
         feeds = {n: contiguous(a) for n, a in zip(model.inputs, arrays, strict=True)}
@@ -98,13 +98,13 @@ def run_session(
 
 
 def contiguous(array: Any) -> Any:
-    """The array in row-major order, copied if need be."""
+    """Returns the array in row-major order, copied if necessary."""
     # np.ascontiguousarray would make a 0-d array 1-d.
     return np.require(array, requirements="C") if isinstance(array, (np.ndarray, np.generic)) else array
 
 
 def ort_value(ort: Any, array: Any, tensor: LogicalTensor | None = None, onnx_type: int | None = None) -> Any:
-    """An OrtValue on the memory of an array, which the caller keeps alive; bf16 and f8 pass as their bits."""
+    """An OrtValue on the memory of an array, which the caller keeps alive; bf16 and f8 are passed as bits."""
     dtype = dtypes.BY_ONNX[onnx_type].name if onnx_type is not None else tensor.dtype if tensor is not None else ""
     if dtype in BITS:
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(BITS[dtype]), dtypes.BY_NAME[dtype].onnx)
@@ -114,7 +114,7 @@ def ort_value(ort: Any, array: Any, tensor: LogicalTensor | None = None, onnx_ty
 
 
 def array_of(value: Any, tensor: LogicalTensor) -> Any:
-    """A NumPy array of an OrtValue, of the tensor's dtype."""
+    """Converts an OrtValue to a NumPy array of the tensor's dtype."""
     if tensor.dtype not in BITS:
         return value.numpy()
     shape, target = tuple(value.shape()), dtypes.BY_NAME[tensor.dtype].numpy

@@ -1,4 +1,4 @@
-"""ONNX types as text and as protobuf, for values whose type opgraph has no word for, too."""
+"""ONNX types as text and as protobuf, including types that opgraph lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opgraph.errors import Unimplemented
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 
-#: onnxruntime's word for each TensorProto.DataType.
+#: onnxruntime's name of each TensorProto.DataType.
 ELEMENT_NAMES = {value: name.lower() for name, value in onnx.TensorProto.DataType.items()}
 _BY_ELEMENT = {name: value for value, name in ELEMENT_NAMES.items()}
 _WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)|map\((\w+),(.*)\)")
@@ -20,7 +20,7 @@ _WRAPPED = re.compile(r"(seq|optional|tensor|sparse_tensor)\((.*)\)|map\((\w+),(
 def type_text(proto: TypeProto) -> str:
     """A type without its dimensions, as onnxruntime writes it: tensor(uint16), seq(map(int64,tensor(float))).
 
-    "" where the model does not say.
+    "" if the model does not specify the type.
     """
     prefix, suffix = "", ""
     while True:
@@ -46,10 +46,10 @@ def type_proto(tensor: LogicalTensor, text: str, where: str) -> TypeProto:
     """The ONNX type of a value.
 
     Args:
-        text: what `type_text` wrote; only used where the tensor has no dtype of its own.
+        text: the result of `type_text`; only used if the tensor has no dtype.
 
     Raises:
-        Unimplemented: nothing says what the type is.
+        Unimplemented: the type is not specified.
     """
     result = TypeProto()
     if tensor.dtype != dtypes.UNDEF:
@@ -79,7 +79,7 @@ def type_proto(tensor: LogicalTensor, text: str, where: str) -> TypeProto:
 
 
 def set_tensor_type(proto: TypeProto, element: int, tensor: LogicalTensor | None) -> None:
-    """Fills in a tensor type; sizes and symbols as the tensor has them, no shape where it has none."""
+    """Fills in a tensor type, with the sizes and symbols of the tensor, or without a shape if it has none."""
     proto.tensor_type.elem_type = element
     if tensor is None or tensor.dims is None:
         return

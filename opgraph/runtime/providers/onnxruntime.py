@@ -1,4 +1,4 @@
-"""onnxruntime runs what an ONNX model brought along: one session for each region of Wildcards."""
+"""Runs the nodes of an ONNX model with onnxruntime: one session for each region of Wildcards."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class OnnxRuntimeRegion:
 
     Args:
         partition: a library partition whose ops all carry an ONNX node.
-        gpu: index of the GPU that onnxruntime is asked to run it on.
-        lone: whether nothing else of the graph runs in turns with it: its threads may spin then.
+        gpu: index of the GPU that onnxruntime should run it on.
+        lone: whether no other part of the graph runs in turns with it: its threads may spin then.
 
     Raises:
-        DeviceError: onnxruntime is not installed, or neither it nor onnx's evaluator takes the region.
+        DeviceError: onnxruntime is not installed, or neither it nor onnx's evaluator accepts the region.
 
-    Where onnxruntime has no kernel for a node (most ops in bf16), onnx's own evaluator, written in NumPy, runs the
-    region instead; a RuntimeWarning says so once.
+    If onnxruntime has no kernel for a node (most ops in bf16), onnx's own evaluator, written in NumPy, runs the region
+    instead, with one RuntimeWarning.
     """
 
     sources = NO_SOURCES
@@ -64,31 +64,31 @@ class OnnxRuntimeRegion:
         onnxruntime_module()
         try:
             self._session = self._opened()
-        except Exception as error:  # onnxruntime's classes share no base of their own
+        except Exception as error:  # onnxruntime's error classes share no base
             self._evaluator = self._evaluator_for(error)
             self._notice(error)
 
     @property
     def runs_in(self) -> str:
-        """ "onnxruntime", or "onnx" where its evaluator stepped in."""
+        """ "onnxruntime", or "onnx" if onnx's evaluator runs the region."""
         return "onnx" if self._session is None else "onnxruntime"
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether onnxruntime took its CUDA kernels for it: asked for, they may still not load."""
+        """True if onnxruntime uses its CUDA kernels: they may fail to load even if they were requested."""
         return self._gpu is not None and self._session is not None and CUDA in self._session.get_providers()
 
     def bound_to(self, memory: str, device: int) -> BoundRegion:
-        """A binding of the session, empty.
+        """Returns an empty binding of the session.
 
         Args:
-            memory, device: what onnxruntime calls the memory that arrays lie in, and its index.
+            memory, device: onnxruntime's name of the memory that holds the arrays, and its index.
         """
         inputs, outputs = zip(self._model.inputs, self._inputs), zip(self._model.outputs, self._outputs)
         return BoundRegion(onnxruntime_module(), self._session, list(inputs), list(outputs), memory, device)
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """Runs the region, into given arrays where there are some."""
+        """Runs the region; copies the results to `outs` if given."""
         results = self.run(arrays)
         if outs is None:
             return results
@@ -104,10 +104,10 @@ class OnnxRuntimeRegion:
         return found.launch, found
 
     def bound(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> BoundRegion:
-        """The region on these arrays, which the caller keeps alive.
+        """Returns the region bound to these arrays, which the caller keeps alive.
 
         Raises:
-            UnboundError: onnx's evaluator runs it, which allocates its results itself.
+            UnboundError: onnx's evaluator, which allocates its results itself, runs the region.
         """
         self.check_sizes(arrays)
         if self._session is None:
@@ -120,7 +120,7 @@ class OnnxRuntimeRegion:
         return bound
 
     def names(self, reads: Sequence[int], makes: Sequence[int]) -> tuple[list[str], list[str]] | None:
-        """What the session calls inputs and outputs, given by id; None where not all of them are plain arrays."""
+        """The session's names of inputs and outputs, given by id; None if not all of them are plain arrays."""
         if any(t.dtype in BITS or t.dtype == dtypes.UNDEF for t in (*self._inputs, *self._outputs)):
             return None
         inputs = {t.id: name for t, name in zip(self._inputs, self._model.inputs, strict=True)}
@@ -128,16 +128,16 @@ class OnnxRuntimeRegion:
         return [inputs[i] for i in reads], [outputs[i] for i in makes]
 
     def feed(self, arrays: Mapping[str, np.ndarray], outputs: list[str]) -> list[np.ndarray]:
-        """A run on arrays of types and sizes that have been checked, by the session's names.
+        """Runs the session on arrays by its names; their types and sizes must have been checked.
 
         Raises:
-            Exception: the session's, whatever it is, or there is none (any more).
+            Exception: any error of the session, or there is no session (any more).
         """
         found: list[np.ndarray] = self._session._sess.run(outputs, arrays, None)
         return found
 
     def may_write_over(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[list[int]]:
-        """See BoundRunner: nobody says what onnxruntime reads after it has written."""
+        """See BoundRunner: onnxruntime does not specify what it reads after it has written."""
         return [[] for _ in outs]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
@@ -157,7 +157,7 @@ class OnnxRuntimeRegion:
         try:
             return run_session(self._session, self._model, arrays, self._inputs, self._outputs)
         except Exception as error:  # as above
-            # Some nodes that onnxruntime takes fail in every run (RotaryEmbedding-23); others fail for these arrays.
+            # Some nodes that onnxruntime accepts fail in every run (RotaryEmbedding-23); others fail for these arrays.
             self._evaluator = self._evaluator_for(error)
             try:
                 results = self._evaluated(arrays)
@@ -173,10 +173,10 @@ class OnnxRuntimeRegion:
         return session_of(onnxruntime_module(), self._model, limit(), self._gpu, spins=self.spins)
 
     def check_sizes(self, arrays: Sequence[Any]) -> None:
-        """Forgets symbols that do not hold.
+        """Drops the symbols if one does not hold for these arrays.
 
-        Those of a graph's inputs have been checked. Those of values between partitions may be what a file says of them,
-        and onnxruntime, once told that two sizes are equal, never looks again.
+        Symbols of a graph's inputs have been checked. Those of values between partitions may come from a model file,
+        and onnxruntime never checks sizes that are declared equal.
         """
         for first, second in self._equal:
             if arrays[first[0]].shape[first[1]] != arrays[second[0]].shape[second[1]]:
@@ -190,13 +190,13 @@ class OnnxRuntimeRegion:
         """Runs onnx's evaluator.
 
         Raises:
-            DeviceError: it failed.
+            DeviceError: the evaluator failed.
         """
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)  # overflows are values, not news
+                warnings.simplefilter("ignore", RuntimeWarning)  # overflows are normal results
                 results = self._evaluator.run(None, dict(zip(self._model.inputs, arrays, strict=True)))
-        except Exception as error:  # the evaluator raises whatever NumPy raises
+        except Exception as error:  # the evaluator raises any error of NumPy
             raise DeviceError(
                 f"onnx's evaluator failed: {one_line(error)}", where=self._where, fix="check the model and its inputs"
             ) from error
@@ -206,13 +206,13 @@ class OnnxRuntimeRegion:
         """onnx's evaluator for the region that onnxruntime refused.
 
         Raises:
-            DeviceError: it refuses, too.
+            DeviceError: the evaluator refuses it, too.
         """
         from opgraph.runtime.providers.onnx_loop import evaluator
 
         try:
             return evaluator(self._model.with_data())
-        except Exception as error:  # the evaluator refuses with several classes
+        except Exception as error:  # the evaluator has several error classes
             raise DeviceError(
                 f"onnxruntime refuses it: {one_line(refusal)}; onnx's evaluator too: {one_line(error)}",
                 where=self._where,

@@ -1,4 +1,4 @@
-"""The torch provider: torch tensors in and out of the CPU engine, and loops run in torch's ops."""
+"""The torch provider: import and export of torch tensors for the CPU engine, and loops run with torch's ops."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _BF16 = dtypes.get("bf16").numpy
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Torch's dtype, by our name."""
+    """The torch dtype for opgraph's name."""
     return TORCH_DTYPES[name]
 
 
 def known_dtype(name: str) -> torch.dtype | None:
-    """Torch's dtype, by our name; None where nothing is declared, or torch has none."""
+    """The torch dtype for opgraph's name; None if nothing is declared, or torch has none."""
     return TORCH_DTYPES.get(name)
 
 
 class _Memory:
-    """What NumPy needs to look at a tensor's memory; keeps the tensor."""
+    """NumPy's interface to a tensor's memory; keeps the tensor alive."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -51,7 +51,7 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
         return to_numpy(plain.view(torch.uint16)).view(_BF16)
     if plain.numel() == 0 or plain.is_neg() or plain.device.type != "cpu" or plain.dtype.is_complex:
         return plain.numpy()
-    # `.numpy()` makes the storage one that cannot be resized for ever, which sharded training does with parameters.
+    # `.numpy()` makes the storage non-resizable for ever, but sharded training resizes storages of parameters.
     return np.asarray(_Memory(plain))
 
 
@@ -63,16 +63,16 @@ def from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy where torch has no word for its memory: read-only, turned around, unaligned."""
+    """Returns the array, or a copy if torch does not support its memory: read-only, negative strides, unaligned."""
     if any(step < 0 or step % array.itemsize for step in array.strides):
         return np.array(array, order="C")
     return np.require(array, requirements="W")
 
 
 def _cast(tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    # Torch leaves what does not fit undefined, and rounds f64 to 16 bits by way of f32.
+    # In torch, values that do not fit are undefined, and f64 is rounded to 16 bits through f32.
     if dtypes.get(dtype).category == "int" or tensor.dtype is torch.float64:
-        return from_numpy(np.asarray(cast(to_numpy(tensor), dtype)))  # NumPy makes a scalar of what has no axes
+        return from_numpy(np.asarray(cast(to_numpy(tensor), dtype)))  # NumPy returns a scalar if there are no axes
     return tensor.to(TORCH_DTYPES[dtype])
 
 
@@ -83,7 +83,7 @@ def _meaning(record: OpDef) -> Callable[..., torch.Tensor] | None:
 
 
 def _remainder(record: OpDef, a: torch.Tensor, b: torch.Tensor, **attrs: Any) -> torch.Tensor:
-    """As torch has it; where its vectors make NaN of a quotient a / b that overflows, exact, as C's fmod is."""
+    """torch's remainder; exact, like C's fmod, where torch's vector code gives NaN because a / b overflows."""
     assert record.torch is not None
     rest: torch.Tensor = record.torch(torch, a, b, **attrs)
     if not rest.is_floating_point():

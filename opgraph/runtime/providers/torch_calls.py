@@ -1,4 +1,4 @@
-"""Calls of a compiled graph on torch tensors: one kernel, prepared for the signatures that were seen before."""
+"""Calls of a one-kernel graph on torch tensors, prepared for the signatures that were seen before."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TorchCalls:
     """Prepared calls of a graph that is one kernel.
 
     Args:
-        runner, reads, writes: as `Executable.alone` gives them.
-        names: of the graph's inputs.
-        outputs: of its outputs.
+        runner, reads, writes: the result of `Executable.alone`.
+        names: the names of the graph's inputs.
+        outputs: the names of its outputs.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class TorchCalls:
         self._ready: list[tuple[Check, Run]] = []
 
     def __call__(self, given: Any) -> Any:
-        """What the call of the graph returns; None where it has to be looked at: tensors unlike those before."""
+        """Returns the result of the graph's call; None if the normal path must handle it: tensors of another kind."""
         if type(given) is not dict or len(given) != len(self._names):
             return None
         try:
@@ -51,13 +51,13 @@ class TorchCalls:
                 if check(*tensors):
                     try:
                         found = run(*tensors)
-                    except torch.cuda.OutOfMemoryError:  # the call as it always is says what the memory was for
+                    except torch.cuda.OutOfMemoryError:  # the normal path's error names the purpose of the memory
                         return None
                     return found if type(found) is not tuple else dict(zip(self._outputs, found))
         return None
 
     def learn(self, given: Mapping[Any, Any], results: Sequence[torch.Tensor]) -> None:
-        """Prepares calls like one that went well."""
+        """Prepares calls like a successful one."""
         if len(self._ready) >= MAX_READY or not is_plain() or given.keys() != set(self._names):
             return
         tensors = [given[name] for name in self._names]

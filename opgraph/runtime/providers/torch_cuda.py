@@ -1,4 +1,4 @@
-"""Torch tensors on a GPU: seen by address, allocated by torch, on torch's current stream. No DLPack in between."""
+"""Torch tensors on a GPU: viewed by address without DLPack, allocated by torch, on torch's current stream."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class TorchLibrary:
     keeps_for_graphs = True
 
     def view(self, owner: torch.Tensor) -> DeviceArray:
-        """A tensor by address, shape and strides.
+        """Describes a tensor by address, shape and strides.
 
         Raises:
-            TypeError: a dtype without a counterpart.
-            ValueError: a tensor without plain strided memory (sparse, lazily negated, a wrapper such as DTensor).
+            TypeError: the dtype has no counterpart.
+            ValueError: the tensor has no plain strided memory (sparse, lazily negated, a wrapper such as DTensor).
         """
         if owner.layout is not torch.strided or owner.is_neg() or owner.is_conj():
             raise ValueError("its memory is not plain strided values")
@@ -43,11 +43,11 @@ class TorchLibrary:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[torch.Tensor, int]:
-        """A tensor from torch's caching allocator.
+        """Allocates a tensor from torch's caching allocator.
 
         Raises:
-            torch.cuda.OutOfMemoryError: torch's own, with its sizes, as programs that retry with less catch it; a note
-                says what the memory was for.
+            torch.cuda.OutOfMemoryError: torch's own error with its sizes, which programs that retry with less catch; a
+                note names the purpose of the memory.
         """
         try:
             owner = torch.empty(shape, dtype=_TORCH[dtype], device=torch.device("cuda", device))
@@ -58,11 +58,11 @@ class TorchLibrary:
         return owner, owner.data_ptr()
 
     def dense(self, owner: torch.Tensor) -> torch.Tensor:
-        """The tensor in row-major order, copied on the device if need be."""
+        """Returns the tensor in row-major order, copied on the device if necessary."""
         return owner.detach().contiguous()
 
     def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> torch.Tensor:
-        """A tensor of that dtype on memory of somebody else."""
+        """Creates a tensor of that dtype on foreign memory."""
         return torch.as_tensor(memory, device=torch.device("cuda", device)).view(_TORCH[dtype])
 
     def stream(self, device: int) -> RawStream:
@@ -70,7 +70,7 @@ class TorchLibrary:
         return RawStream(ptr=torch_internals.current_stream(device))
 
     def using(self, stream: Any, device: int) -> Any:
-        """A block in which a stream is torch's current one of this thread."""
+        """Returns a context manager that makes a stream torch's current one of this thread."""
         if stream.ptr == torch_internals.current_stream(device):
             return torch.cuda.stream(None)
         return torch.cuda.stream(torch.cuda.get_stream_from_external(stream.ptr, device))  # 0: the default stream

@@ -1,4 +1,4 @@
-"""A kernel on a GPU as the statements of a prepared call: addresses, allocation by torch, the launch."""
+"""The statements of a prepared call of a GPU kernel: addresses, allocation by torch, the launch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgraph.runtime.kernel_sequence import KernelLaunch
 from opgraph.runtime.providers import torch_internals
 from opgraph.runtime.providers.torch_prepared import Statements, Tensors
 
-#: `with on_gpu(device):` torch allocates there, and kernels are launched there.
+#: In a block `with on_gpu(device):`, torch allocates and kernels are launched on that device.
 on_gpu: Callable[[int], AbstractContextManager[Any]] = torch.cuda.device
 
 
@@ -29,14 +29,14 @@ def on_device(
     results: tuple[str, ...],
     otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
 ) -> Statements | None:
-    """The statements of one kernel; None where there is nothing to compute, or the kernel's work cannot be prepared.
+    """The statements of one kernel; None if there is nothing to compute, or the kernel's work cannot be prepared.
 
     Args:
-        reads, writes: which of the tensors and results the kernel reads and writes.
-        tensors: an example; `names` are what they are called.
-        outs: like the results, called `results`.
-        otherwise: runs the program on tensors that are not at multiples of 16 bytes, on another current GPU, or in a
-            process that was forked and is refused there.
+        reads, writes: positions of the tensors and results that the kernel reads and writes.
+        tensors: example tensors, with `names`.
+        outs: example results, with the names `results`.
+        otherwise: runs the program on tensors that are not aligned to 16 bytes, on another current GPU, or in a forked
+            process, which it refuses.
     """
     plan = kernel.plan([tensors[i].detach() for i in reads], [outs[i] for i in writes], aligned=True)
     if not plan.launches or plan.cleared:

@@ -1,4 +1,4 @@
-"""Single ops in torch on a GPU: native ones by their records, ONNX nodes by the table, and sizes on the host."""
+"""Runs single ops in torch on a GPU: native ops by their records, ONNX nodes by the table, and sizes on the host."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class DeviceOps(TorchOps):
     """Ops on one GPU.
 
     Args:
-        ops: those that will run; ONNX nodes among them are such as `runs_node` takes.
-        constants: what they read beside their operands, by id.
-        sizes: ids of the values that stay on the host: what makes them runs there.
+        ops: those that will run; `runs_node` must accept the ONNX nodes among them.
+        constants: the constants that they read, by id.
+        sizes: ids of the values that stay on the host: the ops that make them run there.
         place: the GPU.
 
     Attributes:
-        constants: by id, each where the ops read it.
+        constants: by id, each on the device where the ops read it.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class DeviceOps(TorchOps):
         self._place = place
         self._on_host = {op.id for op in ops if op.outputs and all(t.id in sizes for t in op.outputs)}
         self._nodes: dict[int, tuple[TorchForm, Call]] = {}
-        # Which operands of an op are read as Python numbers, and which on the host.
+        # By op id, for each operand: True if it is read as Python numbers, and if it is read on the host.
         self._numbers: dict[int, Sequence[bool]] = {}
         self._reads_near: dict[int, Sequence[bool]] = {}
         for op in ops:
@@ -61,20 +61,20 @@ class DeviceOps(TorchOps):
         assert form is not None, "runs_node was asked"
         self._nodes[op.id] = form, call_of(op, _HOST if op.id in self._on_host else self._place, None)
         self._numbers[op.id] = numbers_of(op, form)
-        if form.on_host or op.id not in self._on_host:  # what makes sizes of a shape reads no data
+        if form.on_host or op.id not in self._on_host:  # a node that makes sizes from a shape reads no data
             self._reads_near[op.id] = self._numbers[op.id]
 
     def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> list[Any]:
         """See OpLibrary.
 
         Raises:
-            DeviceError: torch refuses a node, and says why.
+            DeviceError: torch refuses a node, with its reason.
         """
         given: list[Any] = []
         rows = zip(op.inputs, values, self._reads_near[op.id], self._numbers[op.id], strict=True)
         for tensor, value, reads_near, is_number in rows:
             if reads_near:
-                value = self._near.get(tensor.id, value).cpu()  # to ask a GPU for one waits for everything before it
+                value = self._near.get(tensor.id, value).cpu()  # a copy from a GPU waits for all work before it
             elif isinstance(value, torch.Tensor) and not value.is_cuda:
                 value = value.to(self._place)
             given.append(value.tolist() if is_number else value)
@@ -89,7 +89,7 @@ class DeviceOps(TorchOps):
                 return run_node(op, form, call, given)
         except (OpGraphError, torch.cuda.OutOfMemoryError):
             raise
-        except Exception as error:  # torch raises whatever Python has
+        except Exception as error:  # torch raises exceptions of any class
             raise DeviceError(
                 f"torch cannot run it: {one_line(error)}", where=call.where, fix="check the model and its inputs"
             ) from error

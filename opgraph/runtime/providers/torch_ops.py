@@ -1,4 +1,4 @@
-"""Single ops in torch: the torch form of each record, outside autograd and autocast."""
+"""Runs single ops in torch: with the torch form of each record, outside autograd and autocast."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgraph.runtime.reference import by_reference
 if TYPE_CHECKING:
     from opgraph.runtime.providers.torch_onnx.adjoint import Adjoint
 
-#: What quantized graphs store: no arithmetic, in torch as here.
+#: dtypes that quantized graphs store: neither torch nor opgraph has arithmetic for them.
 _STORED = {t.numpy for t in dtypes.BY_NAME.values() if t.category == "storage"}
 
 
@@ -30,9 +30,9 @@ class TorchOps:
         self._adjoints: dict[int, Adjoint] = {}
 
     def enter(self, array: np.ndarray) -> Any:
-        """A tensor on the same memory; of an array with negative strides, which torch does not have, a copy.
+        """Returns a tensor on the same memory; a copy if the array has negative strides, which torch does not have.
 
-        f8, s4 and u4, which torch hardly computes with, stay arrays: NumPy runs what reads or makes them.
+        f8, s4 and u4, which torch hardly supports, stay arrays: NumPy runs the ops that read or make them.
         """
         return array if array.dtype in _STORED else from_numpy(_writable(array))
 
@@ -57,20 +57,20 @@ class TorchOps:
         return self._adjoints[op.id]
 
     def leave(self, value: Any) -> np.ndarray:
-        """A dense array on the same memory."""
+        """Returns a dense array, on the same memory where possible."""
         return np.asarray(value, order="C") if isinstance(value, np.ndarray) else to_numpy(value.contiguous())
 
 
 def run_op(op: Op, record: OpDef, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The results of one op, in the dtypes that it declares."""
+    """Runs one op; returns its results in the dtypes that it declares."""
     assert record.torch is not None
     wanted = [torch_dtype(t.dtype) for t in op.outputs]
     if wanted[0].is_floating_point and wanted[0].itemsize > values[0].dtype.itemsize:
-        # Widened before, so that nothing is rounded to the operands' dtype on the way.
+        # Operands are widened first, so that no intermediate value is rounded to their dtype.
         values = [v.to(wanted[0]) if v.is_floating_point() else v for v in values]
     told = {"to": op.outputs[0].dtype} if record.by_dtype else {}
     made = record.torch(torch, *values, **op.attrs, **told)
-    # Of several outputs none is made that nobody asked for: they may come from a generator.
+    # Outputs that the op does not declare are not computed, if `made` is a generator.
     return [value.to(dtype) for dtype, value in zip(wanted, _each(record, made))]
 
 
@@ -80,7 +80,7 @@ def _each(record: OpDef, made: Any) -> Iterable[torch.Tensor]:
 
 @contextmanager
 def plain(device: str) -> Iterator[None]:
-    """A block in which torch neither records gradients nor chooses other dtypes: what the ops mean is theirs to say."""
+    """A context in which torch neither records gradients nor changes dtypes: the ops define the dtypes."""
     with torch.no_grad():
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
@@ -91,11 +91,11 @@ def plain(device: str) -> Iterator[None]:
 
 @contextmanager
 def exact_convolutions(record: OpDef, node: object = "") -> Iterator[None]:
-    """A block in which cuDNN convolves f32 in f32, not in TF32, and sums in one order; outside of it as was chosen.
+    """A context in which cuDNN convolves f32 in f32, not in TF32, and sums in one order; restores the settings.
 
     Args:
-        record: of the op that will run; of others nothing changes.
-        node: the ONNX op that it carries, if it carries one.
+        record: the record of the op that will run; nothing changes if it is no convolution.
+        node: the ONNX op that it carries, if any.
     """
     if record.family != "convolution" and node not in ("Conv", "ConvTranspose"):
         yield
@@ -110,19 +110,19 @@ def exact_convolutions(record: OpDef, node: object = "") -> Iterator[None]:
 
 
 def sees_gpus() -> bool:
-    """Whether this torch runs on GPUs."""
+    """True if this torch runs on GPUs."""
     return torch.cuda.is_available()
 
 
 def _writable(array: np.ndarray) -> np.ndarray:
-    """The same memory, as an array that torch takes without a warning: nothing here writes to its operands."""
+    """Returns an array that torch accepts without a warning, on the same memory where possible: ops only read it."""
     if any(s < 0 or s % array.itemsize for s in array.strides):
         return array.copy()
     return array if array.flags.writeable else np.asarray(_Unlocked(array)).view(array.dtype)
 
 
 class _Unlocked:
-    """A read-only array that says it is not."""
+    """An array interface that presents a read-only array as writable."""
 
     def __init__(self, array: np.ndarray) -> None:
         plain_bytes: Any = array if array.dtype.kind != "V" else array.view(np.uint16)

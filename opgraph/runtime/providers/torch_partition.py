@@ -1,4 +1,4 @@
-"""A library partition on a GPU: torch runs its ops on the caller's memory and stream, whoever allocated it."""
+"""A library partition on a GPU: torch runs its ops on the caller's stream and memory, of any library."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CudaPartition:
     """A partition on one GPU.
 
     Args:
-        program: its ops, native ones and ONNX nodes that `runs_node` takes.
+        program: its ops, native ones and ONNX nodes that `runs_node` accepts.
         device: index of the GPU.
         sizes: ids of the values that stay on the host; among inputs and outputs they are NumPy arrays.
     """
@@ -43,17 +43,17 @@ class CudaPartition:
         self._sizes = sizes
         ops = [step.op for step in program.steps]
         self._ops = DeviceOps(ops, program.constants, {*sizes, *_sizes_inside(program, ops)}, self._place)
-        torch.cuda.synchronize(self._place)  # other streams do not wait for the constants by themselves
+        torch.cuda.synchronize(self._place)  # other streams do not wait for the constants
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        """See Runner: every call allocates."""
+        """See Runner; None, since every call allocates."""
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
     ) -> list[Any]:
-        """Runs the ops; arguments as of CudaKernel. Results are arrays of the library that the inputs are of.
+        """Runs the ops; arguments as for CudaKernel. Results are arrays of the inputs' library.
 
-        `arrays` may have more than there are inputs: they say no more than which library that is.
+        `arrays` may have more entries than there are inputs: these only determine that library.
         """
         given = [a if isinstance(a, np.ndarray) else seen(a, self._device, "an input") for a in arrays]
         library = library_of([a for a in given if not isinstance(a, np.ndarray)])
@@ -65,7 +65,7 @@ class CudaPartition:
             taken = {_memory(t) for t in values.values()}
             made = [value.contiguous() for value in self._program.run(self._ops, values)]
             for index, value in enumerate(made):
-                # A reshape is a view: what leaves must not change with what came in, nor with another result.
+                # A reshape is a view: a result must not share memory with an input or another result.
                 if _memory(value) in taken:
                     made[index] = value.clone()
                 taken.add(_memory(made[index]))
@@ -86,7 +86,7 @@ class CudaPartition:
 
 
 def _sizes_inside(program: Program, ops: Sequence[Op]) -> Collection[int]:
-    """The sizes that a partition makes for itself; only ONNX nodes have such."""
+    """The sizes inside a partition; only ONNX nodes make them."""
     if all(op.kind != "Wildcard" for op in ops):
         return ()
     from opgraph.runtime.providers.torch_onnx.sizes import sizes_of  # needs onnx
@@ -95,7 +95,7 @@ def _sizes_inside(program: Program, ops: Sequence[Op]) -> Collection[int]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What views of one memory have in common."""
+    """A number that all views of one memory share."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -105,5 +105,5 @@ def _tensor(view: DeviceArray | np.ndarray) -> torch.Tensor:
         return from_numpy(view)
     owner = view.owner
     tensor = owner.detach() if isinstance(owner, torch.Tensor) else torch.utils.dlpack.from_dlpack(owner)
-    # What only lends its shape is one element, everywhere the same (CudaExchange.zeros).
+    # An operand that only provides its shape is one broadcast element (CudaExchange.zeros).
     return tensor if tensor.shape == view.shape else tensor.expand(view.shape)

@@ -1,9 +1,9 @@
-"""Prepared calls: for tensors of one signature, a Python function of nothing but allocation, addresses and the launch.
+"""Prepared calls: for tensors of one signature, a Python function that only allocates, takes addresses and launches.
 
-A signature is what torch's own guards compare in one call into C++ (0.1 us for two tensors): the classes of tensors,
-their dtypes, devices, sizes and strides, whether they require gradients, and what changes the way of torch's dispatcher
-(autocast, inference mode, torch.func). It does not say whether gradients are recorded. The function is generated: what
-loops over operands would cost is more than what they do.
+A signature is the data that torch's own guards compare in one call into C++ (0.1 us for two tensors): the classes of
+tensors, their dtypes, devices, sizes and strides, whether they require gradients, and state that changes torch's
+dispatch (autocast, inference mode, torch.func). It does not include whether gradients are recorded. The function is
+generated, because loops over operands would cost more than their bodies.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from opgraph.runtime.providers.torch_internals import TensorGuards, dispatch_mod
 from opgraph.runtime.runner import Runner
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
-#: Runs on the tensors of a signature; gives a tensor where there is one result, else a tuple.
+#: Runs on the tensors of a signature; returns a tensor if there is one result, else a tuple.
 Run: TypeAlias = Callable[..., Any]
-#: Whether tensors are of a signature.
+#: Returns True if tensors have a signature.
 Check: TypeAlias = Callable[..., bool]
 
-#: Signatures that are compared one after the other before a call is looked up by a key of Python.
+#: The number of signatures that are compared one after the other before a call is looked up by a Python key.
 MAX_READY = 8
 
 
 def is_plain() -> bool:
-    """Whether nothing is going on that a signature does not tell of: a level of forward-mode gradients, a mode."""
+    """True if no state is active that a signature does not include: a level of forward-mode gradients, a mode."""
     return forward_ad._current_level < 0 and not dispatch_modes()
 
 
-#: The same as text, for generated functions, and the values that it names.
+#: The same as text, for generated functions, and the values that it uses.
 IS_PLAIN = "forward_ad._current_level < 0 and not modes()"
 IS_PLAIN_VALUES: Mapping[str, Any] = MappingProxyType({"forward_ad": forward_ad, "modes": dispatch_modes})
 
 
 def check_of(tensors: Tensors) -> Check | None:
-    """What tells whether tensors are of the signature of these, one for each; None where torch has no guards.
+    """Returns a function that checks if tensors have the signature of these; None if torch has no guards.
 
-    It takes whatever may stand in place of a tensor, but for nested tensors, of which torch's guards end the process
-    (they ask for strides where nothing may be raised). Of one tensor given twice it says no.
+    The function accepts any object in the place of a tensor, except nested tensors: torch's guards would end the
+    process (they query strides where nothing may be raised). It returns False if one tensor is given twice.
     """
     if TensorGuards is None or len({id(t) for t in tensors}) < len(tensors):
         return None
@@ -63,7 +63,7 @@ class Statements:
     Attributes:
         lines: Python statements.
         results: the names of the results.
-        values: what else the lines name.
+        values: the other values that the lines use.
     """
 
     lines: tuple[str, ...]
@@ -71,10 +71,10 @@ class Statements:
     values: Mapping[str, Any]
 
     def function(self, parameters: Sequence[str], returned: Sequence[str] | None = None) -> Run:
-        """The function of these parameters.
+        """Returns the function with these parameters.
 
         Args:
-            returned: what it returns a tuple of; without it, the results: a single one as it is.
+            returned: names in the tuple that it returns; by default the results, a single one without a tuple.
         """
         given = self.results if returned is None else returned
         text = given[0] if returned is None and len(given) == 1 else f"({''.join(f'{r}, ' for r in given)})"
@@ -82,7 +82,7 @@ class Statements:
 
 
 def defined(name: str, parameters: Sequence[str], lines: Sequence[str], values: Mapping[str, Any]) -> Run:
-    """A Python function by its text."""
+    """Compiles a Python function from its lines."""
     body = "".join(f"    {line}\n" for line in lines)
     names = dict(values)
     exec(_compiled(f"def {name}({', '.join(parameters)}):\n{body}", name), names)
@@ -90,18 +90,18 @@ def defined(name: str, parameters: Sequence[str], lines: Sequence[str], values: 
     return made
 
 
-@lru_cache(maxsize=1024)  # tensors of other sizes differ in the values alone
+@lru_cache(maxsize=1024)  # for tensors of other sizes, only the values differ
 def _compiled(text: str, name: str) -> CodeType:
     return compile(text, f"<{name}>", "exec")
 
 
 def tensor_names(count: int) -> tuple[str, ...]:
-    """What the tensors of a call are called in generated functions."""
+    """The names of a call's tensors in generated functions."""
     return tuple(f"t{i}" for i in range(count))
 
 
 def result_names(count: int) -> tuple[str, ...]:
-    """What the results are called there."""
+    """The names of a call's results in generated functions."""
     return tuple(f"r{i}" for i in range(count))
 
 
@@ -114,14 +114,14 @@ def kernel_statements(
     names: Sequence[str],
     otherwise: Callable[[Tensors], Sequence[torch.Tensor]],
 ) -> Statements | None:
-    """The statements of a partition that is a whole program; None where it is no kernel that can be prepared.
+    """The statements of a partition that is a whole program; None if it is no kernel that can be prepared.
 
     Args:
-        reads, writes: which of the tensors and results it reads and writes.
-        tensors: an example; `names` are what they are called.
-        outs: like the results.
+        reads, writes: positions of the tensors and results that it reads and writes.
+        tensors: example tensors, with `names`.
+        outs: example results.
         otherwise: runs the program on other tensors of the signature: on a GPU, those that a kernel for aligned memory
-            does not serve.
+            does not support.
     """
     results = result_names(len(outs))
     if isinstance(runner, HostKernel):
@@ -144,7 +144,7 @@ def _on_host(
     names: Sequence[str],
     results: tuple[str, ...],
 ) -> Statements:
-    """One kernel on the CPU, by address."""
+    """The statements of one kernel on the CPU, launched by address."""
     plan = kernel.plan([to_numpy(tensors[i]) for i in reads], [to_numpy(outs[i]) for i in writes])
     lines: list[str] = []
     values: dict[str, Any] = {}
@@ -159,7 +159,7 @@ def _on_host(
     launch = KernelLaunch(plan, tuple((place, 0) for place in range(len(operands))))
     sequence = KernelSequence([launch], len(operands))
     addresses = ", ".join(f"{name}.data_ptr()" for name in operands)
-    values["launch"] = sequence  # whose memory the packed call names
+    values["launch"] = sequence  # keeps the memory that the packed call points to
     if sequence.direct is not None:
         values["entry"], values["pack"] = sequence.direct
         lines.append(f"entry(pack({addresses}))")
@@ -169,7 +169,7 @@ def _on_host(
 
 
 def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
-    """The statement that allocates a result on the CPU like this one, and the values that it names."""
+    """The statement that allocates a result on the CPU like this one, and the values that it uses."""
     size, whole = out.nbytes, out.untyped_storage().nbytes()
     shape, strides, dtype = tuple(out.shape), out.stride(), out.dtype
     if size < huge_pages.LARGE:
@@ -187,12 +187,12 @@ def _allocation(name: str, out: torch.Tensor) -> tuple[str, dict[str, Any]]:
 
 
 def of_spare_memory(size: int, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """A large result on the CPU, not yet written. Its storage, of that many bytes, cannot be resized."""
+    """Allocates a large result on the CPU, not yet written. Its storage, of `size` bytes, cannot be resized."""
     try:
         memory = memory_pool.array(size)
-    except OSError:  # no memory: torch says so in its words, or finds what was given back
+    except OSError:  # no memory: torch uses the memory given back, or raises its own error
         memory_pool.empty_cache()
         return torch.empty_strided(shape, strides, dtype=dtype)
     storage = torch.from_numpy(memory).untyped_storage()
-    # Set, not viewed: a result that is a view of something must not be written in place.
+    # `set_` and not a view: a result that is a view must not be written in place.
     return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)

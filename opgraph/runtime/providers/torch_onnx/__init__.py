@@ -1,1 +1,1 @@
-"""ONNX nodes in torch: the table of their meanings, and their gradients by torch's autograd."""
+"""ONNX nodes in torch: the table of their torch forms, and their gradients by torch's autograd."""

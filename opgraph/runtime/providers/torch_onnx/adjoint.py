@@ -1,4 +1,4 @@
-"""The gradient of one ONNX node: torch runs the node by the table, and its autograd does the rest."""
+"""The gradient of one ONNX node: torch runs the node by the table, and its autograd differentiates it."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Adjoint:
         Args:
             values: the node's inputs, then the gradients given; on one device.
 
-        Returns: one gradient for each input that one is wanted of, of its dtype and shape.
+        Returns: one gradient for each input with a wanted gradient, of the input's dtype and shape.
 
         Raises:
-            DeviceError: torch fails, and says why.
-            Unimplemented: a use of the node that only its operands show.
+            DeviceError: torch fails, with its reason.
+            Unimplemented: the operands show that this use of the node is not supported.
         """
         count = len(self._wanted)
         with torch.inference_mode(False), torch.enable_grad():
@@ -77,7 +77,7 @@ class Adjoint:
     def _differentiated(
         self, made: Sequence[torch.Tensor], leaves: Sequence[Any], given: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of the leaves; None where an output does not depend on one, or only as a number."""
+        """The gradients of the leaves; None for a leaf that no output depends on, or only as a number."""
         results = [m for m, is_given in zip(made, self._given) if is_given]
         pairs = [(r, d) for r, d in zip(results, given, strict=True) if r.requires_grad]
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -95,7 +95,7 @@ class Adjoint:
 
 
 def taken_apart(op: Op) -> tuple[Op, tuple[bool, ...], tuple[bool, ...]]:
-    """The Wildcard that a WildcardBackward differentiates; which inputs it makes gradients of, given which outputs'."""
+    """The Wildcard that a WildcardBackward differentiates; flags of its wanted input and given output gradients."""
     wanted, given = (_flags(op, name) for name in ("onnx_wanted_gradients", "onnx_given_gradients"))
     gradients = iter(op.inputs[len(wanted) :])
     free = 1 + max(t.id for t in (*op.inputs, *op.outputs))
@@ -112,10 +112,10 @@ def _flags(op: Op, name: str) -> tuple[bool, ...]:
 
 
 def check(ops: Sequence[Op]) -> None:
-    """Whether the table has the nodes whose gradients some ops are.
+    """Checks that the table has the nodes whose gradients some ops compute.
 
     Raises:
-        Unimplemented: it has not; all such nodes are named.
+        Unimplemented: it lacks some; all such nodes are named.
     """
     nodes = [taken_apart(op)[0] for op in ops]
     refused = [(node, reason) for node in nodes if (reason := node_refused(node)) is not None]

@@ -18,7 +18,7 @@ def _heads(x: Tensor, count: int) -> Tensor:
 
 @torch_form("RotaryEmbedding")
 def rotary_embedding(c: Call, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Pairs of features, turned by an angle that grows with the position (ai.onnx, opset 23)."""
+    """Rotates pairs of features by an angle that grows with the position (ai.onnx, opset 23)."""
     flat = x.dim() == 3
     if flat:
         x = _heads(x, c.attr("num_heads"))
@@ -43,7 +43,7 @@ _ATTENTION = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode
 def _beyond_attention(c: Call) -> str | None:
     if c.outputs > 1:
         return "a cache or several outputs"
-    # Attributes of later opsets (windows) that say something; 0 and -1 are their ways of saying nothing.
+    # Attributes of later opsets (windows) that have an effect; values 0 and -1 have none.
     other = [name for name, value in c.attrs.items() if name not in _ATTENTION and value not in (0, 0.0, -1)]
     return f"attribute {other[0]}" if other else None
 

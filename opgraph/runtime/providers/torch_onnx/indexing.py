@@ -18,7 +18,7 @@ def _positive(index: Tensor, size: int) -> Tensor:
 
 @torch_form("Gather", weights=(0,))
 def gather(c: Call, x: Tensor, index: Tensor) -> Tensor:
-    """Whole slices along an axis; of a matrix's rows, an embedding."""
+    """Whole slices along an axis; an embedding for the rows of a matrix."""
     axis = c.attr("axis", 0) % x.dim()
     places = _positive(index, x.shape[axis])
     if axis == 0 and x.dim() == 2:
@@ -75,7 +75,7 @@ def scatter_elements(c: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tens
 def one_hot(c: Call, index: Tensor, depth: Any, values: Tensor) -> Tensor:
     """`values[1]` where the index is, `values[0]` elsewhere."""
     count = int(depth[0] if isinstance(depth, list) else depth)
-    # An index beyond the depth is hot nowhere.
+    # An index beyond the depth sets no element.
     hot = _positive(index, count).unsqueeze(-1) == torch.arange(count, device=index.device)
     hot = hot.movedim(-1, c.attr("axis", -1))
     return torch.where(hot, values[1], values[0])
@@ -83,16 +83,16 @@ def one_hot(c: Call, index: Tensor, depth: Any, values: Tensor) -> Tensor:
 
 @torch_form("TopK", numbers=(1,))
 def top_k(c: Call, x: Tensor, k: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest), and where they are; of equal ones those that come first."""
+    """The k largest (or smallest) elements and their indices; of equal elements, the first ones."""
     axis = c.attr("axis", -1)
-    # torch.topk does not say which of equal elements it takes.
+    # torch.topk does not specify which of equal elements it takes.
     found = torch.sort(x, dim=axis, descending=bool(c.attr("largest", 1)), stable=True)
     return found.values.narrow(axis, 0, int(k[0])), found.indices.narrow(axis, 0, int(k[0]))
 
 
 @torch_form("NonZero")
 def non_zero(c: Call, x: Tensor) -> Tensor:
-    """Coordinates of what is not zero, one row for each axis."""
+    """Coordinates of the nonzero elements, one row for each axis."""
     return x.nonzero().t()
 
 
@@ -127,7 +127,7 @@ def _reduction(name: str, run: Reduce) -> None:
     @torch_form(name, numbers=(1,))
     def reduced(c: Call, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
         found = c.attr("axes") if axes is None else axes
-        if not found and c.attr("noop_with_empty_axes", 0):  # each element by itself: a norm of one is its magnitude
+        if not found and c.attr("noop_with_empty_axes", 0):  # reduces each element alone: its norm is its magnitude
             return run(x.unsqueeze(-1), (x.dim(),), False)
         return run(x, tuple(found or range(x.dim())), bool(c.attr("keepdims", 1)))
 
@@ -139,7 +139,7 @@ def _product(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
 
 
 def _by_floats(run: Reduce) -> Reduce:
-    """A reduction that torch has for floats alone: integers are computed in f64 and cut off, as in onnxruntime."""
+    """A reduction that torch has for floats only: integers are computed in f64 and truncated, as in onnxruntime."""
 
     def reduced(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
         return run(x, axes, keep) if x.is_floating_point() else run(x.double(), axes, keep).to(x.dtype)
@@ -148,7 +148,7 @@ def _by_floats(run: Reduce) -> Reduce:
 
 
 def _bound(run: Reduce) -> Reduce:
-    """The largest or smallest element; of none, which torch refuses, the bound that no element passes."""
+    """The largest or smallest element; if there are none, which torch refuses, the dtype's lowest or highest value."""
 
     def reduced(x: Tensor, axes: tuple[int, ...], keep: bool) -> Tensor:
         if x.numel() or all(x.shape[axis] for axis in axes):

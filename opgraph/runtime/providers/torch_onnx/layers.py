@@ -27,7 +27,7 @@ def conv(c: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def _transposed_pads(c: Call, x: Tensor, kernel: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """Pads that give the output shape asked for; the odd one goes to the end for SAME_UPPER, else to the start."""
+    """Pads that give the requested output shape; an odd one goes to the end for SAME_UPPER, else to the start."""
     axes, mode = len(kernel), c.attr("auto_pad", "NOTSET")
     wanted = c.attr("output_shape") or (
         [n * s for n, s in zip(x.shape[2:], strides)] if mode.startswith("SAME") else None
@@ -37,7 +37,7 @@ def _transposed_pads(c: Call, x: Tensor, kernel: Sequence[int], strides: Sequenc
     extra, dilations = c.attr("output_padding", [0] * axes), c.attr("dilations", [1] * axes)
     sizes = zip(x.shape[2:], strides, extra, kernel, dilations, wanted)
     total = [s * (n - 1) + e + (k - 1) * d + 1 - out for n, s, e, k, d, out in sizes]
-    if not c.attr("output_shape"):  # a window shorter than its stride leaves the result shorter, as in onnxruntime
+    if not c.attr("output_shape"):  # a window shorter than its stride makes the result shorter, as in onnxruntime
         total = [max(t, 0) for t in total]
     small = [t // 2 for t in total]
     large = [t - half for t, half in zip(total, small)]
@@ -46,7 +46,7 @@ def _transposed_pads(c: Call, x: Tensor, kernel: Sequence[int], strides: Sequenc
 
 @torch_form("ConvTranspose", weights=(1, 2))
 def conv_transpose(c: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """Transposed convolution; the padding is cut off the result."""
+    """Transposed convolution; the padding is cropped from the result."""
     axes = spatial(c, x, _CONV_TRANSPOSE)
     strides, dilations = c.attr("strides", [1] * axes), c.attr("dilations", [1] * axes)
     extra, pads = c.attr("output_padding", [0] * axes), _transposed_pads(c, x, w.shape[2:], strides)
@@ -72,13 +72,13 @@ def gemm(c: Call, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @torch_form("MatMul", weights=(0, 1))
 def matmul(c: Call, a: Tensor, b: Tensor) -> Tensor:
-    """The product of dtypes that the native op does not take."""
+    """The matrix product, for dtypes that the native op does not support."""
     return torch.matmul(a, b)
 
 
 @torch_form("Einsum", weights=(0, 1))
 def einsum(c: Call, *operands: Tensor) -> Tensor:
-    """Einstein's sum."""
+    """Einstein summation."""
     return torch.einsum(c.attr("equation"), *operands)
 
 
@@ -89,24 +89,24 @@ def _in_training_form(c: Call) -> str | None:
 
 @torch_form("BatchNormalization", weights=(1, 2), refuses=_in_training_form)
 def batch_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-    """As torch.nn.BatchNorm: in training with the batch's statistics, which move the stored ones."""
+    """Like torch.nn.BatchNorm: training uses the batch's statistics, and updates the stored ones with them."""
     if not c.training and (mean.requires_grad or var.requires_grad):  # torch has no gradients of the statistics
         mean, var, scale, bias = (t.reshape(-1, *[1] * (x.dim() - 2)) for t in (mean, var, scale, bias))
         return (x - mean) * torch.rsqrt(var + c.attr("epsilon", 1e-5)) * scale + bias
-    # ONNX's momentum is what stays, torch's is what comes.
+    # ONNX's momentum is the weight of the old statistics, torch's that of the new ones.
     moving = 1.0 - c.attr("momentum", 0.9)
     return F.batch_norm(x, mean, var, scale, bias, bool(c.training), moving, c.attr("epsilon", 1e-5))
 
 
 @torch_form("InstanceNormalization", weights=(1, 2))
 def instance_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Each channel of each sample, normalized."""
+    """Normalizes each channel of each sample."""
     return F.instance_norm(x, weight=scale, bias=bias, eps=c.attr("epsilon", 1e-5))
 
 
 @torch_form("LayerNormalization", weights=(1, 2))
 def layer_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
-    """The last axes, normalized; scale and bias broadcast."""
+    """Normalizes the last axes; scale and bias broadcast."""
     axis, eps = c.attr("axis", -1) % x.dim(), c.attr("epsilon", 1e-5)
     shape = x.shape[axis:]
     if scale.shape == shape and (bias is None or bias.shape == shape):
@@ -123,7 +123,7 @@ def layer_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) ->
 
 @torch_form("GroupNormalization", weights=(1, 2))
 def group_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """Groups of channels, normalized; before opset 21 with one scale for each group."""
+    """Normalizes groups of channels; before opset 21 with one scale for each group."""
     groups = c.attr("num_groups")
     if scale.shape[0] != x.shape[1]:
         scale = scale.repeat_interleave(x.shape[1] // groups)
@@ -133,7 +133,7 @@ def group_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 @torch_form("RMSNormalization", "SimplifiedLayerNormalization", weights=(1,))
 def rms_norm(c: Call, x: Tensor, scale: Tensor) -> Tensor:
-    """Divided by the root of the mean square over the last axes; computed in f32 as stash_type says."""
+    """Divides by the root of the mean square over the last axes; computes in f32 if stash_type is 1."""
     axis = c.attr("axis", -1) % x.dim()
     wide = x.float() if c.attr("stash_type", 1) == 1 and x.dtype != torch.float64 else x
     mean = (wide * wide).mean(tuple(range(axis, x.dim())), keepdim=True)
@@ -144,7 +144,7 @@ def _softmax(c: Call, x: Tensor, function: Any) -> Tensor:
     if c.opset >= 13:
         result: Tensor = function(x, c.attr("axis", -1))
         return result
-    # Older opsets see a matrix: the axes before `axis`, and the rest.
+    # Older opsets flatten to a matrix: the axes before `axis`, and the rest.
     axis = c.attr("axis", 1) % x.dim()
     result = function(x.flatten(axis) if axis < x.dim() else x.unsqueeze(-1), -1).reshape(x.shape)
     return result
@@ -152,7 +152,7 @@ def _softmax(c: Call, x: Tensor, function: Any) -> Tensor:
 
 @torch_form("Softmax")
 def softmax(c: Call, x: Tensor) -> Tensor:
-    """exp(x) over its sum."""
+    """exp(x) divided by its sum."""
     return _softmax(c, x, torch.softmax)
 
 
@@ -164,10 +164,10 @@ def log_softmax(c: Call, x: Tensor) -> Tensor:
 
 @torch_form("Dropout", numbers=(1, 2))
 def dropout(c: Call, x: Tensor, ratio: float | None = None, training: bool | None = None) -> Any:
-    """In training, zeros with probability ratio; in eval mode, nothing. The node's own training_mode does not count.
+    """Zeros elements with probability ratio in training; does nothing in eval mode. Ignores the node's training_mode.
 
     Raises:
-        Unimplemented: outside a module, a node in training mode: which zeros were drawn nobody knows any more.
+        Unimplemented: a node outside a module is in training mode: the random zeros were not recorded.
     """
     if c.training is None and training:
         raise c.refuse("Dropout in training mode", "export the model in eval mode")

@@ -1,4 +1,4 @@
-"""The ONNX nodes that ops carry, as calls of the table."""
+"""Runs the ONNX nodes that ops carry, as calls of the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def form_for(op: Op) -> TorchForm | None:
 
 
 def given_inputs(op: Op) -> list[int | None]:
-    """For each input of the node that an op carries: which input of the op it is; None where it is left out."""
+    """For each input of the node that an op carries, the position among the op's inputs; None if it is omitted."""
     places: list[int | None] = list(range(len(op.inputs)))
     for position in sorted(_positions(op, "onnx_absent_inputs")):
         places.insert(position, None)
@@ -28,7 +28,7 @@ def given_inputs(op: Op) -> list[int | None]:
 
 
 def made_outputs(op: Op) -> list[int]:
-    """Which outputs of its node an op makes."""
+    """The positions of the node's outputs that an op makes."""
     missing = _positions(op, "onnx_absent_outputs")
     return [i for i in range(len(op.outputs) + len(missing)) if i not in missing]
 
@@ -39,7 +39,7 @@ def _positions(op: Op, name: str) -> set[int]:
 
 
 def node_refused(op: Op) -> str | None:
-    """Why torch cannot run the node that an op carries, "" for the node as such; None where it can."""
+    """The reason why torch cannot run the node that an op carries; "" if it has no form at all; None if it can."""
     form = form_for(op)
     if form is None:
         return ""
@@ -47,12 +47,12 @@ def node_refused(op: Op) -> str | None:
 
 
 def runs_node(op: Op) -> bool:
-    """Whether torch runs the node that an op carries, on tensors of dtypes that it has."""
+    """True if torch runs the node that an op carries, and has the dtypes of its tensors."""
     return node_refused(op) is None and all(known_dtype(t.dtype) is not None for t in (*op.inputs, *op.outputs))
 
 
 def call_of(op: Op, device: torch.device, training: bool | None) -> Call:
-    """What the table wants to know about a node besides its operands."""
+    """The data of a node, besides its operands, for the table."""
     return Call(
         attrs={a.name: _plain(plain_value(a)) for a in decoded(op)},
         opset=opset_of(op)[1],
@@ -65,17 +65,17 @@ def call_of(op: Op, device: torch.device, training: bool | None) -> Call:
 
 
 def numbers_of(op: Op, form: TorchForm) -> tuple[bool, ...]:
-    """Which inputs of an op the form of its node reads as Python numbers."""
+    """For each input of an op, True if the form of its node reads it as Python numbers."""
     places = given_inputs(op)
     wanted = {places[i] for i in form.numbers if i < len(places)}
     return tuple(i in wanted for i in range(len(op.inputs)))
 
 
 def run_node(op: Op, form: TorchForm, call: Call, operands: Sequence[Any]) -> list[torch.Tensor]:
-    """The outputs that an op makes of its node.
+    """Runs the node of an op; returns the outputs that the op makes.
 
     Args:
-        operands: one for each input of the op: tensors, or numbers as `numbers_of` says.
+        operands: one for each input of the op: tensors, or numbers where `numbers_of` is True.
     """
     result = form.run(call, *[None if i is None else operands[i] for i in given_inputs(op)])
     made = result if isinstance(result, (tuple, list)) else (result,)
@@ -83,13 +83,13 @@ def run_node(op: Op, form: TorchForm, call: Call, operands: Sequence[Any]) -> li
 
 
 def kind_of(op: Op) -> str:
-    """How messages call the kind of an op: by its ONNX name where it carries a node."""
+    """The kind of an op in messages: its ONNX name if it carries a node."""
     domain = op.attrs.get("onnx_domain", "")
     return f"{domain}::{op.attrs['onnx_op']}" if domain else str(op.attrs.get("onnx_op", op.kind))
 
 
 def _plain(value: Any) -> Any:
-    """An attribute as the torch forms take it: tensors as arrays."""
+    """Converts an attribute for the torch forms: tensors become arrays."""
     if hasattr(value, "data_type"):
         import onnx_ir as ir
 

@@ -1,4 +1,4 @@
-"""Padding as ONNX says it: explicit, by mode, uneven."""
+"""Padding as ONNX defines it: explicit, by mode, uneven."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from opgraph.runtime.providers.torch_onnx.table import Call
 
 
 def spatial(c: Call, x: Tensor, known: dict[int, Any]) -> int:
-    """How many spatial axes there are.
+    """The number of spatial axes.
 
     Raises:
-        Unimplemented: torch has no function for so many.
+        Unimplemented: torch has no function for this number.
     """
     axes = x.dim() - 2
     if axes not in known:
@@ -41,7 +41,7 @@ def pads_of(c: Call, x: Tensor, kernel: Sequence[int], strides: Sequence[int], d
 
 
 def split_pads(x: Tensor, pads: Sequence[int], value: float) -> tuple[Tensor, list[int]]:
-    """The part of a padding that is the same on both sides is left to the op; the rest is done here."""
+    """Leaves a padding that is the same on both sides to the op; applies any other padding here."""
     half = len(pads) // 2
     if list(pads[:half]) == list(pads[half:]):
         return x, list(pads[:half])
@@ -49,6 +49,6 @@ def split_pads(x: Tensor, pads: Sequence[int], value: float) -> tuple[Tensor, li
 
 
 def padded(x: Tensor, pads: Sequence[int], value: float) -> Tensor:
-    """The spatial axes with a value around; a negative padding cuts."""
+    """Pads the spatial axes with a value; a negative padding crops."""
     half = len(pads) // 2
     return F.pad(x, [p for i in reversed(range(half)) for p in (pads[i], pads[half + i])], value=value)

@@ -18,7 +18,7 @@ _AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 @torch_form("MaxPool", refuses=lambda c: "indices" if c.outputs > 1 else None)
 def max_pool(c: Call, x: Tensor) -> Tensor:
-    """The largest of each window."""
+    """The maximum of each window."""
     axes = spatial(c, x, _MAX_POOL)
     kernel = c.attr("kernel_shape")
     strides, dilations = c.attr("strides", [1] * axes), c.attr("dilations", [1] * axes)
@@ -50,7 +50,7 @@ def average_pool(c: Call, x: Tensor) -> Tensor:
 
 
 def _begun(result: Tensor, x: Tensor, pads: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """The windows that begin before the end of the data: torch takes explicit padding for data."""
+    """Keeps the windows that begin before the end of the data: torch treats explicit padding as data."""
     for axis, (before, stride) in enumerate(zip(pads, strides), start=2):
         result = result.narrow(axis, 0, min(result.shape[axis], -(-(x.shape[axis] + before) // stride)))
     return result
@@ -64,5 +64,5 @@ def global_average_pool(c: Call, x: Tensor) -> Tensor:
 
 @torch_form("GlobalMaxPool")
 def global_max_pool(c: Call, x: Tensor) -> Tensor:
-    """The largest over all spatial axes."""
+    """The maximum over all spatial axes."""
     return x.amax(tuple(range(2, x.dim())), keepdim=True)

@@ -1,4 +1,4 @@
-"""The torch form of ONNX Resize: one axis after the other, by the formulas of its page."""
+"""The torch form of ONNX Resize: axis by axis, with the formulas of its ONNX page."""
 
 from __future__ import annotations
 

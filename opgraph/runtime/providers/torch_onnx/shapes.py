@@ -14,7 +14,7 @@ from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
 @torch_form("Reshape", numbers=(1,))
 def reshape(c: Call, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same elements in another shape; 0 copies a size, -1 is what is left."""
+    """The same elements in another shape; 0 copies a size, -1 is inferred."""
     if not c.attr("allowzero", 0):
         shape = [x.shape[i] if d == 0 else d for i, d in enumerate(shape)]
     return x.reshape(tuple(shape))
@@ -22,7 +22,7 @@ def reshape(c: Call, x: Tensor, shape: Sequence[int]) -> Tensor:
 
 @torch_form("Flatten")
 def flatten(c: Call, x: Tensor) -> Tensor:
-    """A matrix: the axes before `axis`, and the rest."""
+    """Flattens to a matrix: the axes before `axis`, and the rest."""
     axis = c.attr("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
     rows = 1
@@ -39,14 +39,14 @@ def transpose(c: Call, x: Tensor) -> Tensor:
 
 @torch_form("Squeeze", numbers=(1,))
 def squeeze(c: Call, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """Without some axes of size 1."""
+    """Removes some axes of size 1."""
     found = c.attr("axes") if axes is None else axes
     return x.squeeze() if found is None else x.squeeze(tuple(found))
 
 
 @torch_form("Unsqueeze", numbers=(1,))
 def unsqueeze(c: Call, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
-    """With axes of size 1 at places of the result."""
+    """Inserts axes of size 1 at positions of the result."""
     found = c.attr("axes") if axes is None else axes
     rank = x.dim() + len(found)
     for axis in sorted(a % rank for a in found):
@@ -56,19 +56,19 @@ def unsqueeze(c: Call, x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
 
 @torch_form("Expand", numbers=(1,))
 def expand(c: Call, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Broadcast with a shape, in both directions."""
+    """Broadcasts with a shape, in both directions."""
     return x.expand(torch.broadcast_shapes(x.shape, tuple(shape)))  # type: ignore[no-untyped-call]
 
 
 @torch_form("Tile", numbers=(1,))
 def tile(c: Call, x: Tensor, repeats: Sequence[int]) -> Tensor:
-    """Copies side by side."""
+    """Repeats a tensor along its axes."""
     return x.repeat(tuple(repeats))
 
 
 @torch_form("Shape", on_host=True)
 def shape(c: Call, x: Tensor) -> Tensor:
-    """The sizes, on the CPU: they steer what follows."""
+    """The sizes, on the CPU: they control later ops."""
     return torch.tensor(x.shape[c.attr("start", 0) : c.attr("end")], dtype=torch.int64)
 
 
@@ -80,7 +80,7 @@ def size(c: Call, x: Tensor) -> Tensor:
 
 @torch_form("ConstantOfShape", numbers=(0,))
 def constant_of_shape(c: Call, shape: Sequence[int]) -> Tensor:
-    """One value everywhere."""
+    """A tensor filled with one value."""
     value = c.attr("value")
     number = 0.0 if value is None else value.item()
     return torch.full(tuple(shape), number, dtype=c.dtype or torch.float32, device=c.device)
@@ -94,7 +94,7 @@ def arange(c: Call, start: float, limit: float, delta: float) -> Tensor:
 
 @torch_form("Concat")
 def concat(c: Call, *parts: Tensor) -> Tensor:
-    """One after the other along an axis."""
+    """Joins tensors along an axis."""
     return torch.cat(parts, c.attr("axis"))
 
 
@@ -156,7 +156,7 @@ def _padded_index(size: int, before: int, after: int, mode: str, device: torch.d
 def pad(
     c: Call, x: Tensor, pads: Sequence[int] | None = None, value: Any = None, axes: Sequence[int] | None = None
 ) -> Tensor:
-    """Values around: a constant, or those of the tensor by mode."""
+    """Pads with a constant, or with values of the tensor by mode."""
     found, mode = list(c.attr("pads") if pads is None else pads), c.attr("mode", "constant")
     places = list(range(x.dim())) if axes is None else [a % x.dim() for a in axes]
     half = len(found) // 2
@@ -193,5 +193,5 @@ def space_to_depth(c: Call, x: Tensor) -> Tensor:
 
 @torch_form("CastLike")
 def cast_like(c: Call, x: Tensor, like: Tensor) -> Tensor:
-    """In the dtype of another tensor."""
+    """Converts to the dtype of another tensor."""
     return x.to(like.dtype)

@@ -1,4 +1,4 @@
-"""Which values of a graph are sizes: they steer what follows, and stay on the host where all else is on a GPU."""
+"""Finds the values of a graph that are sizes: they control later ops, and stay on the host if the rest is on a GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from opgraph.runtime.providers.torch_onnx.nodes import form_for, numbers_of
 def carries_sizes(
     reads: Sequence[int], made: Sequence[LogicalTensor], constants: Collection[int], sizes: Collection[int]
 ) -> bool:
-    """Whether a call only carries sizes on: small integers, made of sizes and constants alone.
+    """True if a call only passes sizes on: small integers, computed from sizes and constants alone.
 
     Args:
         reads: ids of its operands.
-        constants, sizes: ids of what is known to be one.
+        constants, sizes: ids of the known constants and sizes.
     """
     small = all(t.ndim in (0, 1) and t.dtype not in dtypes.FLOATS for t in made)
     varying = [i for i in reads if i not in constants]
@@ -27,7 +27,8 @@ def carries_sizes(
 def sizes_of(calls: Sequence[Sequence[Op]], constants: Collection[int]) -> set[int]:
     """The ids of all sizes.
 
-    What is made of numbers alone (Range) and read as data alone (positions) is none: it is made where it is read.
+    A value that is made from numbers alone (Range) and read only as data (positions) is no size: it is made where it is
+    read.
 
     Args:
         calls: ops that run together, producers first.
@@ -38,7 +39,7 @@ def sizes_of(calls: Sequence[Sequence[Op]], constants: Collection[int]) -> set[i
         made = [t for op in ops for t in op.outputs]
         if _is_on_host(ops) or carries_sizes(_reads(ops), made, constants, found):
             found |= {t.id for t in made}
-    wanted: set[int] = set()  # on the host
+    wanted: set[int] = set()  # ids read on the host
     for ops in reversed(calls):
         numbers = _read_as_numbers(ops)
         made_ids = {t.id for op in ops for t in op.outputs}
@@ -52,7 +53,7 @@ def sizes_of(calls: Sequence[Sequence[Op]], constants: Collection[int]) -> set[i
 
 
 def _is_on_host(ops: Sequence[Op]) -> bool:
-    """Whether it is one node that reads no data, and makes sizes."""
+    """True if it is one node that reads no data, and makes sizes."""
     form = form_for(ops[0]) if len(ops) == 1 else None
     return form is not None and form.on_host
 
@@ -63,7 +64,7 @@ def _reads(ops: Sequence[Op]) -> list[int]:
 
 
 def _read_as_numbers(ops: Sequence[Op]) -> set[int]:
-    """The ids of what a call reads as Python numbers."""
+    """The ids of the values that a call reads as Python numbers."""
     form = form_for(ops[0]) if len(ops) == 1 else None
     if form is None:
         return set()

@@ -1,4 +1,4 @@
-"""The table of ONNX nodes that torch runs: what a row is, and how a node is called."""
+"""The table of ONNX nodes that torch runs: its rows, and the arguments of a call."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from opgraph.errors import Unimplemented
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One node at one call.
+    """One call of a node.
 
     Attributes:
         attrs: the node's own attributes, as plain values.
         opset: the version of its domain.
-        outputs: how many of its outputs somebody reads, up to the last one.
-        dtype: the dtype declared for its first output; None where nothing is declared.
-        device: where the tensors are; what is made from numbers alone goes there.
-        training: the mode of the module that the node is part of; None: it is part of none, and is what it says.
+        outputs: the number of its outputs up to the last one that is read.
+        dtype: the dtype declared for its first output; None if nothing is declared.
+        device: the device of the tensors, also for results made from numbers alone.
+        training: the mode of the node's module; None: it is in no module, and its own attributes determine the mode.
         where: the node, for messages.
     """
 
@@ -38,24 +38,24 @@ class Call:
         return self.attrs.get(name, default)
 
     def refuse(self, what: str, fix: str = "replace the node in the model") -> Unimplemented:
-        """The error for a use of an op that is not written."""
+        """The error for a use of an op that is not implemented."""
         return Unimplemented(f"torch has no form for this node: {what}", where=self.where, fix=fix)
 
 
-#: `run(call, *inputs)`: inputs are tensors, or None where one is left out; numbers for the positions in `numbers`.
+#: `run(call, *inputs)`: inputs are tensors, or None if omitted; numbers for the positions in `numbers`.
 Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchForm:
-    """How torch runs one ONNX op.
+    """The torch form of one ONNX op.
 
     Attributes:
-        run: the meaning in torch.
+        run: computes the op in torch.
         weights: positions whose initializers are trained.
         numbers: positions that are read as Python numbers (shapes, axes), and may stay on the CPU.
-        on_host: it reads no data, and what it makes (sizes) stays on the CPU.
-        refuses: why a node, known by its attributes and outputs, is one that `run` has no answer for; None otherwise.
+        on_host: True if it reads no data, and its results (sizes) stay on the CPU.
+        refuses: returns the reason why `run` does not support a node, by its attributes and outputs; None if it does.
     """
 
     run: Run
@@ -76,7 +76,7 @@ def torch_form(
     on_host: bool = False,
     refuses: Callable[[Call], str | None] | None = None,
 ) -> Callable[[Run], Run]:
-    """Enters a function as the torch form of some ONNX ops."""
+    """Registers a function as the torch form of some ONNX ops."""
 
     def enter(run: Run) -> Run:
         for name in names:
