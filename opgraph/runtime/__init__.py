@@ -1,1 +1,1 @@
-"""Running: engines, compiled kernels, whole graphs, the reference, and the providers of everything not fused."""
+"""The runtime: engines, compiled kernels, whole graphs, the reference, and the providers for all that is not fused."""

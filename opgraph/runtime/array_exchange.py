@@ -1,4 +1,4 @@
-"""Arrays of other libraries in and out of the CPU engine, on the same memory."""
+"""Import and export of other libraries' arrays for the CPU engine, on the same memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PLAIN = (np.ndarray, np.generic, bool, int, float)
 def imported(
     feeds: Mapping[Any, Any] | None, named: dict[str, Any]
 ) -> tuple[Mapping[Any, Any] | None, dict[str, Any], str | None]:
-    """The same arguments with foreign arrays seen as NumPy arrays, and the kind to give back (None: NumPy).
+    """Returns the arguments with foreign arrays viewed as NumPy arrays, and the kind of the results (None: NumPy).
 
     Raises:
-        InvalidArguments: an array on a GPU, or one that NumPy cannot see.
+        InvalidArguments: an array is on a GPU, or NumPy cannot view it.
     """
     kind = None
     for value in named.values():
@@ -39,7 +39,7 @@ def imported(
 
 
 def exported(array: np.ndarray, kind: str) -> Any:
-    """A result in the kind that the arguments had; torch has no read-only tensors, so of a constant it is a copy."""
+    """Returns a result in the kind of the arguments. A constant is copied: torch has no read-only tensors."""
     if kind == "torch":
         from opgraph.runtime.providers.torch import from_numpy
 
@@ -48,7 +48,7 @@ def exported(array: np.ndarray, kind: str) -> Any:
 
 
 def check_donated(name: str, array: np.ndarray, others: Sequence[Any]) -> None:
-    """Raises InvalidArguments where a donated input cannot be written to, or `others`, the further inputs, need it."""
+    """Raises InvalidArguments if a donated input is not writable, or overlaps itself or `others`, the other inputs."""
     if not array.flags.writeable:
         raise donation_refused(name, "its array is read-only")
     if repeats_memory(array.shape, array.strides, array.itemsize):
@@ -58,22 +58,22 @@ def check_donated(name: str, array: np.ndarray, others: Sequence[Any]) -> None:
 
 
 def overlaps(array: np.ndarray, others: Iterable[Any]) -> bool:
-    """Whether an array shares memory with one of others."""
+    """True if an array shares memory with one of others."""
     return any(share_memory(array, other) for other in others)
 
 
 def donation_refused(name: str, reason: str) -> InvalidArguments:
-    """The error for an array that nothing can be written over."""
+    """The error for an array that cannot be donated."""
     return InvalidArguments(
         f"the input cannot be donated: {reason}", where=f'input "{name}"', fix="give a copy, or compile without donate"
     )
 
 
 def counted(arrays: Iterable[Any], where: str) -> list[Any]:
-    """Those of the arrays, which a kernel is about to write to, that are tensors whose changes torch counts.
+    """Selects the torch tensors with a version counter from arrays that a kernel is about to write to.
 
     Raises:
-        InvalidArguments: one that requires a gradient, while gradients are recorded.
+        InvalidArguments: a tensor requires a gradient while gradients are recorded.
     """
     torch: Any = sys.modules.get("torch")
     found = []
@@ -91,24 +91,24 @@ def counted(arrays: Iterable[Any], where: str) -> list[Any]:
 
 
 def written(tensors: Iterable[Any]) -> None:
-    """Tells torch of writes to tensors: autograd then finds out where it kept one of them for backward."""
+    """Increments torch's version counters of written tensors. Autograd then detects writes to tensors that it saved."""
     for tensor in tensors:
         sys.modules["torch"].autograd.graph.increment_version(tensor)
 
 
 class Watched:
-    """Tensors that torch counts the changes of, by name, and how many there were; other arrays are let go."""
+    """Torch tensors by name, with their version counters at construction; other arrays are ignored."""
 
     def __init__(self, arrays: Iterable[tuple[str, Any]]) -> None:
         torch: Any = sys.modules.get("torch")
         self._found: list[tuple[str, Any, int]] = []
         for name, array in arrays if torch is not None else ():
             if isinstance(array, torch.Tensor) and not array.is_inference():
-                held = array.detach()  # the same count, and no graph of autograd's behind it
+                held = array.detach()  # shares the version counter, and holds no autograd graph
                 self._found.append((name, held, held._version))
 
     def check(self, where: str) -> None:
-        """Raises InvalidArguments where one was changed in place since."""
+        """Raises InvalidArguments if a tensor was changed in place since construction."""
         for name, tensor, before in self._found:
             now = tensor._version
             if now != before:
@@ -121,19 +121,19 @@ class Watched:
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> np.ndarray:
-    """Zeros that take no memory to speak of: every element is the same one."""
+    """Returns zeros that take almost no memory: all elements share one address."""
     return np.broadcast_to(np.zeros((), dtype), tuple(shape))
 
 
 def check_out(
     name: str, array: np.ndarray, inputs: Sequence[Any], outs: Sequence[Any], *, over: Collection[int] = ()
 ) -> None:
-    """Raises InvalidArguments where `array` cannot be written to, or that would destroy what is still read.
+    """Raises InvalidArguments if `array` is not writable, or if writing to it would destroy data that is still read.
 
     Args:
-        inputs: what is read.
-        outs: what else is written to.
-        over: positions of the inputs whose memory it may be exactly, in the same dtype.
+        inputs: the arrays that are read.
+        outs: the other arrays that are written.
+        over: positions of inputs that `array` may coincide with exactly, in the same dtype.
     """
     where = f'output "{name}"'
     if not array.flags.writeable:
@@ -153,14 +153,14 @@ def check_out(
 
 
 def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
-    """Whether both are the same elements in the same order. As another dtype they are not: C++ lets a compiler write
-    the one before it reads the other."""
+    """True if both are the same elements in the same order and dtype. If dtypes differ, C++ lets a compiler write the
+    one before it reads the other."""
     looks = [(a.__array_interface__["data"], a.dtype, a.shape, a.strides) for a in (array, other)]
     return looks[0] == looks[1]
 
 
 def overlap_refused(where: str, over: Collection[int]) -> InvalidArguments:
-    """The error for an output that lies over an input, though it may be exactly some."""
+    """The error for an output that overlaps an input; `over` has the inputs that it may coincide with exactly."""
     other = ", or exactly that of an input of its dtype that is read element by element" if over else ""
     return InvalidArguments(
         "the output array overlaps an input that is still read", where=where, fix=f"give a buffer of its own{other}"
@@ -168,12 +168,12 @@ def overlap_refused(where: str, over: Collection[int]) -> InvalidArguments:
 
 
 def outputs_refused(where: str) -> InvalidArguments:
-    """The error for an output that lies over another one."""
+    """The error for an output that overlaps another output."""
     return InvalidArguments("the output array overlaps another output", where=where, fix="give a buffer of its own")
 
 
 def assign(target: np.ndarray, result: np.ndarray) -> None:
-    """Copies a result that is not in its place yet: an input or a constant that is an output, or a library's own."""
+    """Copies a result that is not in `target` yet: an input or constant that is an output, or a library's own array."""
     if target is not result:
         target[...] = result
 
@@ -199,4 +199,4 @@ def _as_numpy(value: Any, name: str) -> Any:
             where=f'input "{name}"',
             fix="move it to the CPU, or compile for its device",
         ) from None
-    return value  # refused, with its type, where it is bound
+    return value  # binding refuses it, with its type

@@ -1,4 +1,4 @@
-"""A dict that forgets: what is kept from call to call must not pile up where shapes change with every call."""
+"""A dict of bounded size, for caches that would grow without limit if shapes change with every call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ V = TypeVar("V")
 
 
 class Bounded(dict[K, V]):
-    """A dict of at most so many entries: what is added beyond them takes the place of the oldest.
+    """A dict of at most `bound` entries; a new entry beyond them replaces the oldest.
 
-    Looking up costs what it costs in a dict; threads may add at once. A copy is empty: it is a cache.
+    A lookup costs the same as in a dict. Threads may add entries concurrently. A copy is empty, as this is a cache.
     """
 
     __slots__ = ("bound",)

@@ -1,4 +1,4 @@
-"""A kernel's text becomes a library: by one call of the compiler, or by two at once where it has two halves."""
+"""Compiles a kernel's source to a library: with one compiler call, or with two in parallel if it has two halves."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from opgraph.codegen.kernel import KernelSource
 from opgraph.schedule.cpu_body import Form
 
-#: What a source is called while it is compiled.
+#: The name of the source file during compilation.
 FILE = "kernel.cpp"
-#: Of a kernel that takes long: what calls, and the functions that are called (OG_SHARED in kernels/config.h).
+#: The halves of a kernel that compiles slowly: the callers, and the called functions (OG_SHARED in kernels/config.h).
 CALLS, FUNCTIONS = "-DOG_CALLS", "-DOG_FUNCTIONS"
-#: What is said of a compiler that reports success without a result.
+#: The message for a compiler that reports success without a result.
 NOTHING = "it ended without an error, and wrote no library"
-#: The compilers that run now, of all threads.
+#: The compiler processes that run now, of all threads.
 _running: set[subprocess.Popen[bytes]] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What came of it.
+    """The result of a compilation.
 
     Attributes:
-        library: the bytes of a shared library; None where the compiler refused.
-        log: what it said then.
+        library: the bytes of a shared library; None if the compiler refused the source.
+        log: the compiler's output in that case.
     """
 
     library: bytes | None
@@ -46,17 +46,17 @@ def built(
     Args:
         command: the compiler.
         flags: for compiling and linking.
-        libraries: what is linked to, last on the command line.
-        functions: more flags, for a half that has nothing but functions of 16 floats at a time.
+        libraries: the libraries to link with, last on the command line.
+        functions: additional flags for a half that has only functions on 16 floats at a time.
 
     Raises:
-        OSError: no room for the files in between, or the compiler does not start.
+        OSError: there is no space for intermediate files, or the compiler does not start.
     """
     with tempfile.TemporaryDirectory(prefix="opgraph-") as folder:
         made = os.path.join(folder, "kernel.so")
         begin = [*command, *flags]
         if source.form is not Form.LOOP and len(os.sched_getaffinity(0)) - len(_running) > 1:
-            # One of the halves has all that calls, the other one no more than the functions: it ends where those do.
+            # One half has all callers. The other has only the functions: its text ends after them.
             more = functions if source.form is Form.LANE_STRIPS else ()
             halves = [(CALLS,), (FUNCTIONS, *more)]
             parts = source.code, source.code[: source.code.rindex('extern "C"')]
@@ -64,7 +64,7 @@ def built(
             objects = [text + ".o" for text in texts]
             stages = [
                 [[*begin, *half, "-c", "-o", o, t] for half, o, t in zip(halves, objects, texts, strict=True)],
-                # Calls from one half to the other need no table of symbols.
+                # Calls between the halves need no symbol table.
                 [[*begin, "-Wl,-Bsymbolic", "-o", made, *objects, *libraries]],
             ]
         else:
@@ -78,7 +78,7 @@ def built(
 
 
 def library_at(path: str) -> bytes | None:
-    """The library that a compiler says it wrote; None where there is none."""
+    """Returns the library that a compiler should have written; None if there is none."""
     try:
         with open(path, "rb") as file:
             return file.read() or None
@@ -95,8 +95,8 @@ def _written(folder: str, text: str) -> str:
 
 
 def _run(commands: Sequence[Sequence[str]], folder: str) -> str | None:
-    """Runs some at once; what those say that fail, or None."""
-    # zig keeps a cache of its own, which needs a home folder that can be written.
+    """Runs commands in parallel. Returns their output if any fails, else None."""
+    # zig has its own cache, which would need a writable home folder.
     environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
     with tempfile.TemporaryFile("w+", errors="replace", dir=folder) as log:
         started = []

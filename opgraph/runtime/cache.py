@@ -1,7 +1,7 @@
 """The disk cache of compiled kernels: `$XDG_CACHE_HOME/opgraph`, private to the user.
 
-An entry is a file that ends with a checksum of itself, written under another name and renamed: processes that build
-the same kernel at once both succeed, and a truncated or damaged entry is seen and built again, not loaded.
+An entry is a file that ends with a checksum of itself. It is written under another name and renamed, so processes that
+build the same kernel at once both succeed. A truncated or damaged entry is detected and rebuilt, not loaded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAGIC = b"opgraph-entry-1\0"
 
 @cache
 def folder() -> Path:
-    """The cache folder; a temporary one, gone at exit, where the usual one cannot be used (said once)."""
+    """The cache folder. If the usual one cannot be used: a temporary one, removed at exit, with one warning."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(base):  # the XDG Base Directory Specification ignores a relative path
         base = os.path.join(os.path.expanduser("~"), ".cache")
@@ -57,7 +57,7 @@ def key(*parts: str) -> str:
 
 
 def find(name: str) -> Path | None:
-    """A sound entry, or None; a damaged one is removed."""
+    """Returns the path of an intact entry, or None; a damaged entry is removed."""
     path = folder() / name
     try:
         content = path.read_bytes()
@@ -71,7 +71,7 @@ def find(name: str) -> Path | None:
 
 
 def content(entry: Path) -> bytes:
-    """What `store` was given, of an entry that `find` returned."""
+    """Returns the content passed to `store`, for an entry that `find` returned."""
     return entry.read_bytes()[: -len(_MAGIC) - 32]
 
 
@@ -82,9 +82,9 @@ def drop(name: str) -> None:
 
 
 def store(name: str, content: bytes) -> Path:
-    """Writes an entry in one step and returns its path; in a folder of its own where the cache is full.
+    """Writes an entry atomically and returns its path; to a temporary folder if the cache cannot be written.
 
-    ELF files may be followed by anything, so the checksum stands at the end.
+    ELF files may be followed by other data, so the checksum is at the end.
     """
     entry = content + _MAGIC + hashlib.sha256(content).digest()
     try:
@@ -97,7 +97,7 @@ def store(name: str, content: bytes) -> Path:
 
 
 def _temporary() -> Path:
-    """A folder that is gone at exit."""
+    """Creates a folder that is removed at exit."""
     import shutil  # rarely needed, and slow to load
     import tempfile
 

@@ -1,4 +1,4 @@
-"""`opgraph.compile`: from a graph to what runs it."""
+"""`opgraph.compile`: compiles a graph to an executable."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def compile(
     """Partitions a graph, compiles the partitions and wires them together.
 
     Args:
-        graph: finalized by this call if need be.
+        graph: finalized by this call if necessary.
         device: "cpu", "cuda", "cuda:1" or an Engine.
-        donate: names of inputs in whose memory a kernel writes a result; their data are gone after a call. Refused
-            where that is not proved to be right (specs/training.md).
+        donate: names of inputs whose memory a kernel overwrites with a result; their data are lost after a call.
+            Refused unless it is proved to be correct (specs/training.md).
         rounding: "store": f16 and bf16 values inside a kernel are rounded once, when stored; "each": after every op,
             as eager torch does.
-        wrt: names of inputs (or constants, which become inputs) to differentiate by: the result then has `vjp` and
-            `saved_tensors`.
+        wrt: names of inputs (or constants, which become inputs) to differentiate with respect to. The result then has
+            `vjp` and `saved_tensors`.
 
     Returns: a callable: `f(x=array)`.
 
     Raises:
-        OpGraphError: the graph is wrong, an op that nothing runs, no such device, a kernel that does not compile; for
-            `wrt` what `gradient` raises.
-        InvalidArguments: an input that cannot be donated: backward or an output needs it, a library reads it last, or
-            no result of the kernel that does fits.
+        OpGraphError: the graph is invalid, an op cannot be run, the device does not exist, or a kernel does not
+            compile; with `wrt` also the errors of `gradient`.
+        InvalidArguments: an input cannot be donated: backward or an output needs it, a library is its last reader, or
+            no result of the kernel that reads it last fits.
     """
     given_graph(graph, "compile")
     if wrt is None:
         return Executable(graph, engine_of(device), donate=_names(donate, "donate"), rounding=rounding)
-    from opgraph.runtime.training import TrainableExecutable  # who does not train pays nothing for it
+    from opgraph.runtime.training import TrainableExecutable  # imported for training only
 
     return TrainableExecutable(
         graph, engine_of(device), donate=_names(donate, "donate"), rounding=rounding, wrt=_names(wrt, "wrt")

@@ -28,14 +28,14 @@ def runner(
     sizes: Collection[int] = frozenset(),
     arguments: Collection[int] = (),
 ) -> Runner:
-    """What runs a partition on an engine: a generated kernel, or a library's provider.
+    """Returns the runner of a partition on an engine: a generated kernel, or a library's provider.
 
     Args:
         sizes: ids of the values that stay on the host where the engine is a GPU; see `opgraph.runtime.gpu_placement`.
         arguments: see `lower`.
 
     Raises:
-        Unimplemented: nothing runs it.
+        Unimplemented: the partition is not supported.
         DeviceError: the kernel cannot be compiled.
     """
     if partition.kind == "fused":
@@ -62,7 +62,7 @@ def runner(
 
 
 def nobody_runs(partition: Partition) -> Unimplemented:
-    """The error of a partition that is not supported."""
+    """The error for a partition that is not supported."""
     return Unimplemented(
         f"nothing runs partition {partition.id}",
         where=", ".join(op.label for op in partition.ops[:5]),
@@ -72,10 +72,10 @@ def nobody_runs(partition: Partition) -> Unimplemented:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """What compiling made, whatever the ids: the runner, and logical tensors in the order of the ports.
+    """The result of a compilation, independent of ids: the runner, and logical tensors in the order of the ports.
 
     Attributes:
-        over: for each output, the positions of the inputs whose memory it may be exactly.
+        over: for each output, the positions of the inputs that it may coincide with exactly in memory.
     """
 
     run: Runner
@@ -99,7 +99,7 @@ class CompiledPartition:
         self._ports: tuple[dict[int, LogicalTensor], dict[int, LogicalTensor]] | None = None
 
     def _tensors(self) -> tuple[dict[int, LogicalTensor], dict[int, LogicalTensor]]:
-        """Inputs and outputs by id, named as the partition's ports; made when first asked for."""
+        """Inputs and outputs by id, named like the partition's ports; created at the first use."""
         if self._ports is None:
             part, made = self.partition, self._compiled
             ins = {p.id: _as_port(t, p) for p, t in zip(part.input_ports, made.inputs, strict=True)}
@@ -107,7 +107,7 @@ class CompiledPartition:
         return self._ports
 
     def query_logical_tensor(self, id: int) -> LogicalTensor:
-        """The input or output with this id, its dimensions inferred and its layout chosen.
+        """Returns the input or output with this id, with its inferred dimensions and chosen layout.
 
         Raises:
             InvalidArguments: no port has this id.
@@ -136,21 +136,21 @@ class CompiledPartition:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """The generated kernels so far: name -> source."""
+        """The kernels generated so far: name -> source."""
         return {name: source.code for name, source in self._compiled.run.sources.items()}
 
     def execute(self, stream: Stream, inputs: Mapping[int, Any], outputs: Mapping[int, Any]) -> None:
         """Runs the partition: reads `inputs`, writes `outputs`, both by tensor id.
 
         Args:
-            stream: of the engine that the partition was compiled for.
-            inputs, outputs: arrays of exactly the compiled dtypes and shapes, any strides; on the CPU NumPy arrays or
-                torch tensors, on a GPU those of CuPy or torch. An output may be exactly the memory of an input (see
-                `inplace_ports`), and may not overlap one otherwise.
+            stream: a stream of the engine that the partition was compiled for.
+            inputs, outputs: arrays with exactly the compiled dtypes and shapes, and any strides: NumPy arrays or torch
+                tensors on the CPU, CuPy arrays or torch tensors on a GPU. An output may be exactly the memory of an
+                input (see `inplace_ports`), and must not overlap an input otherwise.
 
         Raises:
             InvalidArguments: a stream of another engine, a missing or unknown id, an array that does not fit its
-                logical tensor, an output that cannot be written. Nothing has run then.
+                logical tensor, or an output that cannot be written. The partition has not run in these cases.
         """
         if not isinstance(stream, Stream) or stream.engine != self.engine:
             got = f"a stream of {stream.engine}" if isinstance(stream, Stream) else repr(stream)
@@ -185,7 +185,7 @@ def _memory(tensor: LogicalTensor) -> tuple[str, tuple[int, ...], tuple[int, ...
 def compile_partition(
     partition: Partition, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], engine: Engine
 ) -> CompiledPartition:
-    """What `Partition.compile` does; what was compiled before, under any ids and names, comes from the cache.
+    """Implements `Partition.compile`. A partition compiled before, under any ids and names, comes from the cache.
 
     Args:
         inputs, outputs: logical tensors, matched to the ports by id, in any order; others are ignored. Inputs need
@@ -207,7 +207,7 @@ def compile_partition(
 
 
 def _listed(tensors: Iterable[LogicalTensor], partition: Partition) -> Sequence[LogicalTensor]:
-    """Something to walk twice: once for the key, once for the ports."""
+    """Returns a sequence, because it is iterated twice: for the key and for the ports."""
     if type(tensors) is tuple or type(tensors) is list:
         return tensors
     if isinstance(tensors, Iterable):

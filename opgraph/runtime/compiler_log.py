@@ -1,4 +1,4 @@
-"""What a compiler said of a kernel, for people: its log, the lines that it speaks of, and the ops they came from."""
+"""Readable compiler errors of kernels: the log, the source lines that it names, and the ops of these lines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _MAX_LOG_LINES, _MAX_SOURCE_LINES = 20, 12
 
 
 def told(log: str, source: KernelSource, labels: Sequence[str], file: str) -> str:
-    """The beginning of a log, and below it the numbered lines of the source that it names, each with its op.
+    """Returns the beginning of a log, followed by the numbered source lines that it names, each with its op.
 
     Args:
         labels: label of each op, by tag.
-        file: how the log names the source.
+        file: the name of the source file in the log.
     """
     lines = [f"    {line}" for line in log.strip().splitlines()[:_MAX_LOG_LINES]]
     code = source.code.splitlines()
@@ -29,7 +29,7 @@ def told(log: str, source: KernelSource, labels: Sequence[str], file: str) -> st
 
 
 def ops_of(log: str, source: KernelSource, labels: Sequence[str], file: str) -> str:
-    """The ops that the lines named in a log came from, "" where there are none."""
+    """The ops of the source lines that a log names; "" if there are none."""
     found = [_label(source, labels, number) for number in _named(log, file)]
     return ", ".join(dict.fromkeys(label for label in found if label))
 

@@ -1,4 +1,4 @@
-"""What a graph computes from the shapes of its inputs alone: once for each set of them, and not in every call."""
+"""Finds the ops that depend on the input shapes alone: they run once for each set of shapes, not in every call."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ONNXRUNTIME = "onnxruntime"
 
 
 def static_ops(graph: Graph, partitions: Sequence[Partition]) -> set[int]:
-    """Ids of the ops whose results follow from the shapes of the graph's inputs. Fused partitions count as a whole."""
+    """Ids of the ops whose results depend only on the shapes of the graph's inputs. A fused partition counts as one."""
     from opgraph.runtime.providers.onnx_native import is_deterministic, reads_shape_alone  # needs onnx
 
-    shapes = {t.id for t in graph.inputs}  # tensors whose shape is known when the call's shapes are
-    constants = {t.id for t in graph.constants}  # those, and what follows from them alone
+    shapes = {t.id for t in graph.inputs}  # tensors whose shape is known from the call's shapes
+    constants = {t.id for t in graph.constants}  # those, and all values computed from them alone
     values = set(constants)
     pieces: list[tuple[tuple[Op, ...], bool]] = []
     for part in partitions:
@@ -39,9 +39,9 @@ def static_ops(graph: Graph, partitions: Sequence[Partition]) -> set[int]:
 
 
 def _without_foldable(pieces: Sequence[tuple[tuple[Op, ...], bool]]) -> set[int]:
-    """The ops of pieces, but those of constants alone that only the rest of the graph reads: onnxruntime folds such.
+    """Ids of the pieces' ops, except ops of constants alone that only the rest of the graph reads.
 
-    Or it does not, and knows why: what makes floats of quantized weights is part of a matrix product of integers there.
+    onnxruntime folds those, or has a reason not to: it makes dequantized weights part of an integer matrix product.
 
     Args:
         pieces: ops in order, and whether onnxruntime may fold them.

@@ -27,38 +27,38 @@ FLAGS = (
     "-std=c++17", "-ftree-vectorize", "-march=native", "-ffp-contract=off",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-fPIC", "-shared",
 )  # fmt: skip
-# The level of optimization. All that counts is the vectorised loop. Of what GCC's -O2 adds to -O1, these flags are what
-# kernels gain from; the rest takes a quarter of GCC's time and makes them 0.5% faster (measured). -O3 gains nothing.
+# The optimization level. Only the vectorised loop matters. Of the flags that GCC's -O2 adds to -O1, kernels gain from
+# these; the rest takes a quarter of GCC's time and makes kernels 0.5% faster (measured). -O3 gains nothing.
 LEVEL = ("-O2",)
 GCC_LEVEL = (
     "-O1", "-fstrict-aliasing", "-fexpensive-optimizations", "-falign-functions", "-falign-loops", "-falign-jumps",
 )  # fmt: skip
 GCC_FLAGS = ("-fvect-cost-model=unlimited",)
-# A flat kernel's last few elements, which no full vector holds, are done one by one: GCC would copy the loop for half
+# A flat kernel processes its last few elements, fewer than a full vector, one by one. GCC would copy the loop for half
 # vectors, which takes up to half of its time. Kernels over rows keep the copy: a row may be short.
 FLAT_FLAGS = ("--param", "vect-epilogues-nomask=0")
-# A grouped reduction has one loop in many copies, and few values cross from one to another. One allocation of registers
-# for the whole function takes 0.8 of the compiler's time for ResNet-18's batch norms, with kernels as fast (measured).
+# A grouped reduction has many copies of one loop, and few values are live across copies. With register allocation for
+# the whole function at once, ResNet-18's batch norms compile in 0.8 times the time and are as fast (measured).
 GROUPED_FLAGS = ("-fira-region=one",)
-# Kernels of two branches need -O2: with less, GCC does not vectorise them for 8 floats. For 16 their own text does it:
-# these passes find nothing there, take an eighth of the compiler's time, and make NAF1 2% slower (measured).
+# Kernels with two branches need -O2: with less, GCC does not vectorise them for 8 floats. For 16 floats their source is
+# vectorised: these passes find nothing there, take an eighth of the compile time, and make NAF1 2% slower (measured).
 BRANCH_FLAGS = (
     "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse", "-fno-forward-propagate",
     "-fno-tree-pre", "-fno-gcse", "-fno-schedule-insns2",
 )  # fmt: skip
-# Functions of a large kernel, 16 floats at a time by their own text: without these passes the assembly is the same, of
-# the gradient of 300 mixed ops, in four fifths of the time.
+# For functions of a large kernel, whose source processes 16 floats at a time. Without these passes, the gradient of 300
+# mixed ops compiles to the same assembly in four fifths of the time.
 FUNCTION_FLAGS = (
     "-fno-tree-vectorize", "-fno-tree-dominator-opts", "-fno-tree-vrp", "-fno-code-hoisting", "-fno-dse",
     "-fno-tree-ccp", "-fno-tree-bit-ccp", "-fno-tree-copy-prop", "-fno-tree-pta", "-fno-tree-sink",
     "-fno-tree-reassoc", "-fno-tree-slsr", "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
 )  # fmt: skip
-# Kernels use no library but what GCC makes of arithmetic: to look through the C++ library and to link what starts a
-# program takes 13 ms, a twentieth of all that a kernel takes.
+# Kernels use no library except for calls that GCC generates for arithmetic. Searching the C++ library and linking
+# program startup code takes 13 ms, a twentieth of a kernel's total.
 NO_LIBRARY, LIBRARIES = ("-nostdlib",), ("-lm", "-lgcc")
-#: Asks for lines of results early, or writes past the caches.
+#: Prefetches the cache lines of results, or writes results with non-temporal stores.
 OWNS_LINES = "-DOG_OWNS_LINES=1"
-#: Leaves kernels/math/lanes.h out.
+#: Excludes kernels/math/lanes.h.
 NO_LANES = "-DOG_NO_LANES"
 _COMPILERS = ("g++", "c++", "clang++")
 
@@ -68,9 +68,9 @@ class Compiler:
     """A C++ compiler.
 
     Attributes:
-        command: how it is called.
+        command: the program and its first arguments.
         identity: changes when the compiler does; part of the cache key.
-        version: what it says of itself.
+        version: its version text.
     """
 
     command: tuple[str, ...]
@@ -79,7 +79,7 @@ class Compiler:
 
     @property
     def is_gcc(self) -> bool:
-        """Whether it knows the flags of GCC: a name tells nothing, g++ and c++ may be clang."""
+        """True if it accepts the flags of GCC. The name does not show this: g++ and c++ may be clang."""
         return "Free Software Foundation" in self.version
 
     def flags(self, *, flat: bool, branches: bool, grouped: bool = False) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Compiler:
 
         Args:
             flat: whether its innermost loop is the whole space.
-            branches: whether it has two (kernels/cpu/branch_compaction.h).
+            branches: whether it has two branches (kernels/cpu/branch_compaction.h).
             grouped: whether it is a grouped reduction (kernels/cpu/grouped_reduction.h).
         """
         if not self.is_gcc:
@@ -99,17 +99,17 @@ class Compiler:
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """What kernels are linked to by name, without those that a compiler adds by itself."""
+        """The libraries that kernels are linked with by name; a compiler's implicit ones are not listed."""
         return LIBRARIES if self.is_gcc and sys.platform.startswith("linux") else ()
 
 
-#: What each compiler on the PATH said that is not used, because it does not run.
+#: The error of each compiler on the PATH that does not run and is therefore not used.
 _unusable: list[str] = []
 
 
 @cache
 def find_compiler() -> Compiler | None:
-    """The compiler to use: what CXX names, the first on the PATH that runs, else the ziglang wheel, else None."""
+    """The compiler to use: the one in CXX, else the first on the PATH that runs, else the ziglang wheel, else None."""
     _unusable.clear()
     for words in (os.environ.get("CXX", "").split(), *([name] for name in _COMPILERS)):
         found = [shutil.which(word) for word in words]  # "ccache g++" are two programs
@@ -124,21 +124,21 @@ def find_compiler() -> Compiler | None:
     if spec is not None and spec.submodule_search_locations:
         zig = os.path.join(spec.submodule_search_locations[0], "zig")
         if os.path.exists(zig):
-            # Kernels use no library; with one, the first build would compile that (36 s and more; 0.4 s without).
+            # Kernels use no library. With one, the first build would compile it (36 s and more; 0.4 s without).
             return Compiler((zig, "c++", "-nostdlib"), _file_identity(zig), "zig c++")
     return None
 
 
 def no_compiler() -> str:
-    """That there is none, and why each one on the PATH is not used: what messages say."""
+    """The message that there is no compiler, with the reason for each one on the PATH."""
     return "; ".join(("there is no C++ compiler", *_unusable))
 
 
 def _version(command: Sequence[str], identity: str) -> str:
-    """What a compiler says of itself, kept on disk: asking starts a process.
+    """Returns the version text of a compiler, cached on disk: each query starts a process.
 
     Raises:
-        OSError: it does not run, with the reason.
+        OSError: the compiler does not run, with the reason.
     """
     name = disk.key("what a compiler says of itself", *command, identity) + ".version"
     entry = disk.find(name)
@@ -152,13 +152,13 @@ def _version(command: Sequence[str], identity: str) -> str:
     )  # fmt: skip
     if done.returncode:
         raise OSError(" ".join(done.stderr.split()) or f"exit status {done.returncode}")
-    with suppress(OSError):  # asked again by the next process
+    with suppress(OSError):  # the next process queries it again
         disk.store(name, done.stdout.encode())
     return done.stdout
 
 
 def _file_identity(path: str) -> str:
-    # Asking the compiler for its version would start a process; its file tells as much in microseconds.
+    # Querying the version would start a process; the file identifies the compiler just as well in microseconds.
     real = os.path.realpath(path)
     state = os.stat(real)
     return f"{real} {state.st_size} {state.st_mtime_ns}"
@@ -166,19 +166,19 @@ def _file_identity(path: str) -> str:
 
 @cache
 def has_lanes() -> bool:
-    """Whether kernels do 16 floats at a time on this machine (kernels/math/lanes.h)."""
+    """True if kernels process 16 floats at a time on this machine (kernels/math/lanes.h)."""
     compiler = find_compiler()
     return compiler is not None and compiler.is_gcc and processor.has_avx512()
 
 
 _loaded: dict[str, Any] = {}
-#: Entries of kernels that this process compiled without og::floats, which has no form of an op in them, or which this
-#: GCC does not compile: slower, with the same bits.
+#: Entry points of kernels that this process compiled without og::floats, because it lacks one of their ops, or this GCC
+#: does not compile it. They are slower, with bit-identical results.
 without_lanes: list[str] = []
 
 
 def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
-    """The entry point of a kernel, as a ctypes function; compiled if the disk cache does not have it.
+    """Returns the entry point of a kernel as a ctypes function; compiles the kernel if the disk cache lacks it.
 
     Args:
         source: the kernel.
@@ -186,7 +186,7 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
         flat: whether its innermost loop is the whole space, not a row.
 
     Raises:
-        DeviceError: no compiler, or it refused the source; with its log and the ops that its lines came from.
+        DeviceError: there is no compiler, or it refused the source; with its log and the ops of the lines in it.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -218,7 +218,7 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
             ) from error
     try:
         entry = getattr(ctypes.CDLL(str(path)), source.entry)
-    except OSError as error:  # a folder from which no program may run
+    except OSError as error:  # a folder that forbids execution
         raise _no_place(source, error, "set XDG_CACHE_HOME to a folder from which programs may run") from error
     pointer, i64 = ctypes.c_void_p, ctypes.c_int64
     entry.argtypes, entry.restype = [pointer, pointer, i64, i64, i64, pointer], None
@@ -242,7 +242,7 @@ def _compiled(source: KernelSource, compiler: Compiler, flags: tuple[str, ...], 
             if form:
                 without_lanes.append(source.entry)
             return made.library
-    if shutil.disk_usage(tempfile.gettempdir()).free < _ROOM:  # the compiler could not even write what it had to say
+    if shutil.disk_usage(tempfile.gettempdir()).free < _ROOM:  # the compiler could not even write its log
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     refuser = compiler.version.partition("\n")[0] or compiler.command[0]
     raise DeviceError(
@@ -263,5 +263,5 @@ def _no_place(source: KernelSource, error: OSError, fix: str) -> DeviceError:
 
 
 def is_available() -> bool:
-    """Whether kernels can be compiled on this machine."""
+    """True if kernels can be compiled on this machine."""
     return find_compiler() is not None and sys.platform.startswith(("linux", "darwin"))

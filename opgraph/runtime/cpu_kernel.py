@@ -1,4 +1,4 @@
-"""A fused partition on the CPU: from arrays to the kernel variant that serves their layout, and the call."""
+"""Runs a fused partition on the CPU: selects the kernel variant for the layout of the arrays, and calls it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Array: TypeAlias = np.ndarray
 #: Shapes and strides of arrays, in elements.
 Looks: TypeAlias = Sequence[tuple[Shape, Strides]]
 
-#: Combinations of shapes and strides remembered for one kernel: of calls, and of programs, which hold their plans
-#: themselves and have at other sizes some of the same.
+#: The number of cached combinations of shapes and strides for one kernel: of calls, and of programs. Programs hold
+#: their own plans, and programs for other sizes use some of the same plans.
 MAX_PLANS, MAX_PLANS_FOR = 1024, 256
 
 
@@ -49,7 +49,7 @@ class HostKernel:
 
     Args:
         lowered: the loop of the partition, and its operands.
-        partition: `__call__` is given arrays for its input ports.
+        partition: `__call__` takes arrays for its input ports.
     """
 
     runs_in = GENERATED
@@ -67,7 +67,7 @@ class HostKernel:
         self._entries: dict[Hashable, tuple[Loop, Any]] = {}
 
     def with_scalars(self, scalars: Mapping[int, float]) -> HostKernel:
-        """The same kernel with other values for constants, by their loads; what is compiled belongs to both."""
+        """Returns the same kernel with other values for constants, by their loads; both share the compiled code."""
         made = copy.copy(self)
         made.operands = self.operands.with_scalars(scalars)
         made._plans, made._plans_for = Bounded(MAX_PLANS), Bounded(MAX_PLANS_FOR)
@@ -80,7 +80,7 @@ class HostKernel:
             self._entry(schedule)
 
     def probable_schedule(self, dims: Sequence[Dims]) -> CpuSchedule | None:
-        """The schedule of the kernel that `prepare` compiles; None where it compiles none."""
+        """The schedule of the kernel that `prepare` compiles; None if it compiles none."""
         layout = self.operands.probable_layout(dims)
         if layout is None or not layout.size:
             return None
@@ -88,11 +88,11 @@ class HostKernel:
         if _are_known(dims):
             return schedule
         if schedule.name in (PERSISTENT_INNER, TRANSPOSED_INNER) and not self._is_certain(dims, schedule):
-            schedule = self._schedule(layout, of_any_length=True)  # guesses are short
+            schedule = self._schedule(layout, of_any_length=True)  # guessed sizes are short
         return replace(schedule, fits=False)
 
     def _is_certain(self, dims: Sequence[Dims], schedule: CpuSchedule) -> bool:
-        """Whether the kernel is the same whatever is guessed for sizes that are not known yet."""
+        """True if the kernel does not depend on the guesses for sizes that are not known yet."""
         longer = self.operands.probable_layout(dims, 1000)
         return longer is not None and self._schedule(longer).key == schedule.key
 
@@ -110,7 +110,7 @@ class HostKernel:
 
         Raises:
             InvalidShape: an output array does not have the result's shape.
-            InvalidArguments: elements of an array do not lie at multiples of their size.
+            InvalidArguments: the strides of an array are not multiples of its element size.
         """
         if outs is None:
             key: Any = tuple([(a.shape, a.strides) for a in arrays])
@@ -130,7 +130,7 @@ class HostKernel:
         return results
 
     def of_nothing(self, arrays: Sequence[Array], results: Sequence[Array]) -> None:
-        """The results where the space has no elements: a sum of nothing is 0, a mean of nothing NaN."""
+        """Fills the results if the space has no elements: an empty sum is 0, an empty mean is NaN."""
         if not self.lowered.loop.row_axes:
             for result in results:
                 result.fill(0)
@@ -139,7 +139,7 @@ class HostKernel:
             result[...] = value
 
     def bound(self, arrays: Sequence[Array], outs: Sequence[Array]) -> BoundKernel:
-        """The same call, with everything worked out: nothing but the launch is left to do."""
+        """Returns the prepared call: only the launch remains."""
         return BoundKernel(self, self._plan(arrays, outs), arrays, outs)
 
     def repeated(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Repeated:
@@ -150,9 +150,9 @@ class HostKernel:
     def may_write_over(
         self, arrays: Sequence[tuple[tuple[int, ...], Any]], outs: Sequence[tuple[tuple[int, ...], Any]]
     ) -> list[list[int]]:
-        """For each output, the inputs in whose place it may be written, were they row-major arrays of these looks.
+        """For each output, the inputs that it may overwrite, given row-major arrays of these shapes and dtypes.
 
-        That is where each element is read before it is written, and by the same turn of the loop.
+        It may where each element is read before it is written, in the same iteration of the loop.
         """
         layout = self.operands.layout([shape for shape, _ in arrays], [row_major(shape) for shape, _ in arrays])
         if self.lowered.loop.has_sums or layout.row_rank or self._schedule(layout).boxes is not None:
@@ -178,15 +178,15 @@ class HostKernel:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Which of the inputs the kernel reads, as often as it does, in the order of a sequence's operands."""
+        """The inputs that the kernel reads, one entry per read, in the order of a sequence's operands."""
         return tuple(source for _, source in self.given)
 
     def plan(self, arrays: Sequence[Array], outs: Sequence[Array]) -> Plan:
-        """What a call needs on arrays laid out like these, `outs` sharing no memory with `arrays`.
+        """Returns the plan of a call on arrays with these layouts; `outs` share no memory with `arrays`.
 
         Raises:
-            InvalidShape: the shapes do not broadcast, or an output does not have the result's.
-            InvalidArguments: elements of an array do not lie at multiples of their size.
+            InvalidShape: the shapes do not broadcast, or an output does not have the result's shape.
+            InvalidArguments: the strides of an array are not multiples of its element size.
         """
         return self._plan(arrays, outs, apart=True)
 
@@ -194,7 +194,7 @@ class HostKernel:
         """As `plan`, for arrays of these shapes and strides in elements.
 
         Args:
-            compiles: False: None is returned where the plan needs a compiler.
+            compiles: if False, returns None where the plan needs a compiler.
         """
         key = *inputs, None, *outs
         plan = self._plans_for.get(key)
@@ -234,7 +234,7 @@ class HostKernel:
         fixed = tuple((position, array.__array_interface__["data"][0]) for position, array in own)
         fixed += tuple((position, 0) for position in self.operands.virtual)
         schedule = self._schedule(layout)
-        # An output that the caller brings may lie over an input that other boxes still read.
+        # An output from the caller may overlap an input that other boxes still read.
         numbers, work = arguments(schedule, at_once=at_once)
         boxes, operands = 0, len(schedule.layout.strides)
         if schedule.boxes is not None:
@@ -260,9 +260,9 @@ class HostKernel:
     def _entry(self, schedule: CpuSchedule, *, compiles: bool = True) -> Any:
         loop = schedule.loop
         known = self._entries.get(schedule.key)
-        if known is None and schedule.fits:  # a text for rows of any length serves these, too, with the same bits
+        if known is None and schedule.fits:  # a source for rows of any length works here, too, with the same bits
             known = self._entries.get(replace(schedule, fits=False).key)
-        if known is not None and known[0] == loop:  # to write a large kernel's text again would take tens of ms
+        if known is not None and known[0] == loop:  # generating a large kernel's source again takes tens of ms
             return known[1]
         if not compiles:
             raise _NotCompiledError
@@ -283,7 +283,7 @@ def _threads(base: Any, layout: Any, begin: int, end: int, threads: int, paralle
 
 def _element_strides(array: Array) -> tuple[int, ...]:
     size = array.itemsize
-    if any(s % size and d > 1 for s, d in zip(array.strides, array.shape)) and array.size:  # as a field of records has
+    if any(s % size and d > 1 for s, d in zip(array.strides, array.shape)) and array.size:  # as in a field of records
         raise InvalidArguments(
             f"elements of {size} bytes lie {', '.join(map(str, array.strides))} bytes apart, which is no multiple",
             where=f"an array of {array.dtype}{list(array.shape)}",

@@ -1,13 +1,13 @@
-"""How an imported graph is run on a CPU: which pointwise parts a library's region takes in, what is done once.
+"""Placement of an imported graph on a CPU: the pointwise parts that join a library's region, and those that run once.
 
-The partitions of a graph say what could be one kernel. To run them beside onnxruntime, three more things count:
+The partitions of a graph show which ops could be one kernel. To run them next to onnxruntime, three more things count:
 
-- A seam costs. Each kernel between two regions adds a run of onnxruntime, a launch, and hides its operands from the
-  optimizer (a bias, an activation after a convolution, blocked layouts). So a fused partition goes into the region
-  where onnxruntime runs it as fast itself: see `_verdict`.
-- What depends on the shapes of inputs alone (masks, positions, the tables of rotary embeddings, target shapes) has one
-  value for each set of shapes. It is split off into partitions that run first, once for each set.
-- Regions grow together where nothing stands between them any more.
+- A seam has a cost. Each kernel between two regions adds a run of onnxruntime and a launch, and hides its operands from
+  the optimizer (a bias, an activation after a convolution, blocked layouts). So a fused partition joins the region if
+  onnxruntime runs it just as fast: see `_verdict`.
+- Values that depend on the shapes of inputs alone (masks, positions, the tables of rotary embeddings, target shapes)
+  are the same for each set of shapes. They are split off into partitions that run first, once for each set.
+- Regions merge where no other partition lies between them any more.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from opgraph.runtime.constant_folding import ONNXRUNTIME, static_ops
 from opgraph.runtime.foreign_nodes import check_onnx
 
 # Microseconds, measured with onnxruntime 1.31 on 2 cores: small transformers of 160 to 240 nodes take 320 to 350 us. An
-# empty session with bound buffers takes 2.2 us and a launch 1 us, but the threads of several sessions must not spin, so
-# they are woken for each: nine seams in such a transformer cost some 15 us each.
+# empty session with bound buffers takes 2.2 us and a launch 1 us. But the threads of several sessions must not spin, so
+# each session wakes them again: nine seams in such a transformer cost about 15 us each.
 NODE_COST, SEAM_COST = 1.5, 15.0
-#: Small tensors lie in a core's second cache; where they do not, more is saved than counted.
+#: Small tensors lie in a core's L2 cache. If they do not, the real saving exceeds the estimate.
 BYTES_PER_MICROSECOND = 40_000
-#: Of an instruction of a function (an exponential or the like) on one element, as its record counts them. What costs
-#: less is arithmetic, which onnxruntime does as fast.
+#: Microseconds of one instruction of a function (an exponential or the like) on one element, and the smallest number of
+#: instructions of a function, as its record counts them. Cheaper ops are arithmetic, and as fast in onnxruntime.
 INSTRUCTION_COST, FUNCTION = 1e-4, 10
-#: What an unknown size is taken to be.
+#: The assumed value of an unknown size.
 USUAL_SIZE = 8
 USUAL_OPSET = 20
-#: Searches for cycles may visit so many edges for each op.
+#: The number of edges for each op that searches for cycles may visit.
 _SEARCH_BUDGET = 20
 
 
@@ -50,8 +50,8 @@ class Wiring:
 
     Attributes:
         partitions: all of them; each op that an output needs is in exactly one.
-        first: how many of them, from the first on, depend on the shapes of the inputs alone.
-        reasons: why an op runs where it does, by op id, where that is not what the graph's own partitions say.
+        first: the number of leading partitions that depend on the shapes of the inputs alone.
+        reasons: the reason for an op's placement, by op id, where it differs from the graph's own partitions.
         sizes: ids of the values that stay on the host, where the rest is on a GPU; None on a CPU.
     """
 
@@ -62,7 +62,7 @@ class Wiring:
 
 
 def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
-    """The partitions of a graph (those that an output needs), regrouped for a CPU with onnxruntime.
+    """Regroups the partitions of a graph (those that an output needs) for a CPU with onnxruntime.
 
     A graph without ONNX nodes keeps its partitions.
     """
@@ -87,7 +87,7 @@ def wired(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
 
 @dataclass(frozen=True, slots=True)
 class _Border:
-    """What a fused partition must know of the regions: their opset, and the tensors that they read and make."""
+    """The interface of the regions: their opset, and the tensors that they read and produce."""
 
     opset: int
     reads: frozenset[int]
@@ -96,7 +96,7 @@ class _Border:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What regroups as one: an op of a library, or a fused partition."""
+    """A unit of regrouping: an op of a library, or a fused partition."""
 
     ops: tuple[Op, ...]
     kind: str
@@ -117,14 +117,14 @@ def _nodes_of(part: Partition, border: _Border, static: set[int], reasons: dict[
     return [Node(part.ops, part.kind, part.provider, is_static)]
 
 
-# -- who runs a fused partition ---------------------------------------------------------------------------------------
+# -- placement of a fused partition -----------------------------------------------------------------------------------
 
 
 def _verdict(part: Partition, border: _Border) -> tuple[bool | None, str]:
-    """Whether a fused partition goes into a region, and why. None: it may, but a kernel is faster; False: it cannot.
+    """Decides if a fused partition joins a region (None: it may, but a kernel is faster; False: it cannot), and why.
 
-    It stays a kernel where that saves more than the seam costs: the nodes that onnxruntime would run one by one
-    (NODE_COST each), the bytes that it would move between them, and what its slower functions take. A unit that
+    It stays a kernel if that saves more than the seam costs. It saves the nodes that onnxruntime would run one by one
+    (NODE_COST each), the bytes that it would move between them, and the time of its slower functions. A unit that
     onnxruntime fuses itself is one node, and as fast as a kernel.
     """
     from opgraph.runtime.providers.onnx_native import is_writable
@@ -132,7 +132,7 @@ def _verdict(part: Partition, border: _Border) -> tuple[bool | None, str]:
     sides = any(t.id in border.makes for t in part.input_ports) + any(t.id in border.reads for t in part.output_ports)
     if sides == 0:
         return False, ""
-    # A region of native ops alone says no opset, and gets the usual one.
+    # A region of native ops alone specifies no opset, and gets the usual one.
     if not all(is_writable(op, opset) for op in part.ops for opset in {border.opset, USUAL_OPSET}):
         return False, "a kernel of its own: onnxruntime has none for it"
     passes, theirs, instructions = _provider_work(part)
@@ -147,10 +147,10 @@ def _verdict(part: Partition, border: _Border) -> tuple[bool | None, str]:
 
 
 def _provider_work(part: Partition) -> tuple[int, int, int]:
-    """How many nodes onnxruntime would run for a partition, the bytes that they move, instructions of its functions."""
+    """The nodes that onnxruntime would run for a partition, the bytes that they move, instructions of its functions."""
     from opgraph.runtime.providers.onnx_native import FUSED_THERE
 
-    root = {op.id: op.id for op in part.ops}  # op -> the op that stands for the unit that is one node there
+    root = {op.id: op.id for op in part.ops}  # op -> the op that represents the unit that is one node there
     for unit in sorted(part.unit_matches, key=lambda u: len(u.ops)):
         if unit.name in FUSED_THERE and all(t.dtype == "f32" for op in unit.ops for t in op.outputs):
             root.update((op.id, unit.root.id) for op in unit.ops)
@@ -164,7 +164,7 @@ def _provider_work(part: Partition) -> tuple[int, int, int]:
 
 
 def _is_whole_power(op: Op) -> bool:
-    """Whether a power's exponent is a small whole number: onnxruntime multiplies then, too."""
+    """True if a power's exponent is a small integer: onnxruntime, too, multiplies in this case."""
     exponents = [
         op.attrs.get("beta"),
         *(t.data.item() for t in op.inputs[1:] if t.data is not None and t.data.size == 1),
@@ -181,18 +181,18 @@ def _bytes(tensor: LogicalTensor) -> int:
     return _elements(tensor) * dtypes.get(tensor.dtype).itemsize
 
 
-# -- growing together -------------------------------------------------------------------------------------------------
+# -- merging ----------------------------------------------------------------------------------------------------------
 
 
 def regrouped(
     graph: Graph, partitions: Sequence[Partition], nodes: Sequence[Node], reasons: Mapping[int, str]
 ) -> Wiring:
-    """The partitions that nodes make: those of one library grow together where nothing stands between them.
+    """Builds partitions from nodes; nodes of one library merge where nothing lies between them.
 
     Args:
-        partitions: the graph's own, whose units and rows the new ones keep.
-        nodes: what each of their ops became, in their order.
-        reasons: as of the Wiring.
+        partitions: the graph's own; the new ones keep their units and rows.
+        nodes: the nodes of their ops, in their order.
+        reasons: as in Wiring.
     """
     maker = {t.id: place for place, node in enumerate(nodes) for op in node.ops for t in op.outputs}
     sources = [
@@ -215,7 +215,7 @@ def regrouped(
     members: dict[int, list[Node]] = {}
     for place, node in enumerate(nodes):
         members.setdefault(clusters.find(place), []).append(node)
-    order = sorted(clusters, key=lambda c: not nodes[c].is_static)  # stable: what is static waits for nothing else
+    order = sorted(clusters, key=lambda c: not nodes[c].is_static)  # stable: static clusters depend on no others
     place_of = {op.id: place for place, op in enumerate(graph.ops)}
     cluster_of = {op.id: c for c, around in members.items() for node in around for op in node.ops}
     units: dict[int, list[Unit]] = {}

@@ -1,4 +1,4 @@
-"""One call of a CPU kernel, worked out: what its entry point is told, and the launch."""
+"""The plan of a CPU kernel's call: the arguments of its entry point, and the launch."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import numpy as np
 
 from opgraph.runtime import threads
 
-#: Doubles that boxes may leave for the second stage without memory of their own (kernels/cpu/tiled_sums.h: small_work).
+#: Doubles that boxes may pass to the second stage without separate memory (kernels/cpu/tiled_sums.h: small_work).
 _SMALL_WORK = 2048
 
 
-#: For each operand its address; None where it is an array of a call.
+#: The address of each operand; None if the operand is an array of a call.
 Slots: TypeAlias = list[int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one combination of shapes and strides needs, worked out once.
+    """The launch parameters for one combination of shapes and strides, computed once.
 
     Attributes:
         entry: the kernel's entry point, `Logged` where calls are logged.
-        layout: what the entry point is told of it, and its address.
+        layout, layout_address: the layout as the entry point takes it, and its address.
         pointers: the array type for the operands' addresses.
         size: elements of the space.
-        boxes: pieces that threads may take; 0 where they may take any number of elements.
+        boxes: pieces that threads may take; 0 if they may take any number of elements.
         work: doubles of memory that sums need.
-        stages: how many of `boxes` follow each other; each is done when the one before has ended.
+        stages: the number of stages that `boxes` consists of; each starts when the one before has ended.
         results: shape and dtype of each.
-        fixed: operands that are no arrays of the call's, and their addresses.
+        fixed: operands that are not arrays of the call, and their addresses.
     """
 
     entry: Any
@@ -50,29 +50,29 @@ class Plan:
 
     @property
     def slots(self) -> Slots:
-        """For each operand of the kernel its address, where it is no array of a call's; the memory of sums left out."""
+        """The address of each operand that is not an array of a call, else None; without the memory of sums."""
         own: dict[int, int] = dict(self.fixed)
         return [own.get(i) for i in range(len(self.pointers()) - (1 if self.boxes else 0))]
 
     @property
     def workspace(self) -> int:
-        """Doubles of memory that a call without a pool of threads brings for sums; 0 where a kernel has enough."""
+        """Doubles of memory for sums that a call without a thread pool must provide; 0 if a kernel has enough."""
         return self.work if self.work > _SMALL_WORK else 0
 
     @property
     def is_small(self) -> bool:
-        """Whether one thread runs it, with no memory but its own."""
+        """True if one thread runs it, without a workspace."""
         return self.size < threads.SINGLE_THREADED and not self.workspace
 
     def launch_on(self, base: Any) -> Callable[[], None]:
-        """What runs the kernel on the operands whose addresses stand in `base`; they may be changed between runs."""
+        """Returns a function that runs the kernel on the operand addresses in `base`; they may change between runs."""
         if self.is_small:
             return partial(self.entry, base, self.layout_address, 0, self.boxes or self.size, 1, None)
         return partial(launch, self, base)
 
 
 def launch(plan: Plan, base: Any) -> None:
-    """Runs a kernel on the operands whose addresses stand in `base`, by as many threads as its size is worth."""
+    """Runs a kernel on the operand addresses in `base`, with as many threads as pay off for its size."""
     entry, layout, pieces = plan.entry, plan.layout_address, plan.boxes or plan.size
     count, parallel = threads.team(plan.size)
     pooled = parallel is None and count > 1
@@ -89,6 +89,6 @@ def launch(plan: Plan, base: Any) -> None:
 
             threads.run_in_pool(piece, each, count)
             if plan.boxes:
-                entry(base, layout, -1 - stage, 0, 1, None)  # what follows the stage
+                entry(base, layout, -1 - stage, 0, 1, None)  # the work after the stage
     else:
         entry(base, layout, 0, pieces, count, parallel)

@@ -1,4 +1,4 @@
-"""What the CUDA engine asks of CuPy: the device, arrays, memory for constants, and NVRTC.
+"""The CUDA engine's interface to CuPy: the device, arrays, memory for constants, and NVRTC.
 
 The only module that imports CuPy.
 """
@@ -29,13 +29,13 @@ except ImportError as _missing:
 
 #: CuPy adds -arch, -ftz=true, include folders and --device-as-default-execution-space.
 OPTIONS = ("-std=c++17", "-fmad=false")
-#: Compute capability that all kernels are written for, 8.0 (Ampere). Those without bf16 may compile for older GPUs.
+#: All kernels are written for compute capability 8.0 (Ampere). Kernels without bf16 may compile for older GPUs.
 OLDEST = 80
 _DLPACK_GPU = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _MEMORY_ALLOCATION = 2  # cudaErrorMemoryAllocation
 _CUDA_ERRORS = (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError)
 
-#: Whether this process was forked off one that had used a GPU: CUDA cannot be used in it (CUDA C++ Programming Guide).
+#: True if this process was forked from one that had used a GPU: it cannot use CUDA (CUDA C++ Programming Guide).
 forked = False
 _used = False
 
@@ -49,7 +49,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def refuse_fork() -> None:
-    """Says that this process was forked off one which had used a GPU, before the driver fails or hangs.
+    """Raises the error for a process forked from one that had used a GPU, before the driver fails or hangs.
 
     Raises:
         DeviceError: always.
@@ -62,10 +62,10 @@ def refuse_fork() -> None:
 
 
 def device_count() -> int:
-    """How many GPUs there are, at least one.
+    """The number of GPUs, at least one.
 
     Raises:
-        DeviceError: none, no driver for them, or a fault before this call.
+        DeviceError: there is no GPU or no driver for it, or a fault occurred before this call.
     """
     global _used
     if forked:
@@ -78,7 +78,7 @@ def device_count() -> int:
             raise refused_by_cuda("the GPU", error) from None
         count, reason = 0, str(error)
     if count == 0:
-        # No driver and one that is too old for the CUDA runtime are the same error of CUDA.
+        # CUDA reports the same error for a missing driver and for one that is too old for its runtime.
         raise DeviceError(
             f"there is no usable GPU: {reason}",
             where='engine "cuda"',
@@ -89,7 +89,7 @@ def device_count() -> int:
 
 
 class OnDevice:
-    """A block in which a GPU is the current one of this thread. Autograd and user threads each have their own."""
+    """Context manager: makes a GPU the current one of this thread. Autograd and user threads each have their own."""
 
     __slots__ = ("_before", "_device")
 
@@ -109,21 +109,21 @@ class OnDevice:
 
 
 def current_device() -> Any:
-    """CuPy's functions that say which GPU is current in this thread and make another one so, for launches."""
+    """CuPy's functions that get and set the current GPU of this thread, for launches."""
     return cupy.cuda.runtime.getDevice, cupy.cuda.runtime.setDevice
 
 
 def make_context(device: int) -> None:
-    """Gives this thread the GPU's context: the runtime makes it with the first call that needs one.
+    """Creates the GPU's context in this thread: the runtime does so at the first call that needs one.
 
-    The call is one that is allowed while a graph is captured, which freeing memory is not.
+    The call used here is allowed during a graph capture, unlike freeing memory.
     """
     cupy.cuda.runtime.setDevice(device)
     cupy.cuda.runtime.memGetInfo()
 
 
 def wait(device: int, stream: Any) -> None:
-    """Returns when everything put on the stream (an object with `ptr`; None: on the device) is done."""
+    """Waits for all work on the stream (an object with `ptr`; None: on the device)."""
     with OnDevice(device):
         if stream is None:
             cupy.cuda.runtime.deviceSynchronize()
@@ -138,10 +138,10 @@ class CupyLibrary:
     keeps_for_graphs = False
 
     def view(self, owner: Any) -> DeviceArray:
-        """An array by address, shape and strides.
+        """Describes an array by address, shape and strides.
 
         Raises:
-            ValueError: elements that do not lie at multiples of their size.
+            ValueError: the strides are not multiples of the element size.
         """
         size = owner.dtype.itemsize
         strides = owner.strides
@@ -153,24 +153,24 @@ class CupyLibrary:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], device: int) -> tuple[Any, int]:
-        """An array from CuPy's pool, on the current device.
+        """Allocates an array from CuPy's pool, on the current device.
 
         Raises:
-            DeviceError: the GPU's memory does not suffice.
+            DeviceError: the GPU does not have enough memory.
         """
         try:
             owner = cupy.empty(shape, dtype)
-        except MemoryError:  # CuPy's OutOfMemoryError, after it gave back what nobody uses
+        except MemoryError:  # CuPy's OutOfMemoryError, raised after CuPy freed its unused memory
             size = int(np.prod(shape)) * dtype.itemsize
             raise no_memory(f"a result of {dtype} {shape}", size, *cupy.cuda.runtime.memGetInfo()) from None
         return owner, owner.data.ptr
 
     def dense(self, owner: Any) -> Any:
-        """The array in row-major order, copied on the device if need be."""
+        """Returns the array in row-major order, copied on the device if necessary."""
         return cupy.ascontiguousarray(owner)
 
     def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> Any:
-        """An array of that dtype on memory of somebody else."""
+        """Creates an array of that dtype on foreign memory."""
         with OnDevice(device):
             return cupy.asarray(memory).view(dtype)
 
@@ -179,7 +179,7 @@ class CupyLibrary:
         return cupy.cuda.get_current_stream(device)
 
     def using(self, stream: Any, device: int) -> Any:
-        """A block in which a stream is CuPy's current one of this thread."""
+        """Returns a context manager that makes a stream CuPy's current one of this thread."""
         return cupy.cuda.Stream.from_external(RawStream(ptr=stream.ptr))
 
     def to_host(self, owner: Any) -> np.ndarray:
@@ -196,9 +196,9 @@ CUPY = CupyLibrary()
 
 
 def as_cupy(value: Any) -> Any:
-    """A CuPy array on the same memory, for CuPy arrays and what speaks one of the two protocols; None for the rest.
+    """Returns a CuPy array on the same memory, for CuPy arrays and objects with one of two protocols; else None.
 
-    DLPack comes first: it has a name for bf16, which `__cuda_array_interface__` describes as two bytes of anything.
+    DLPack comes first: it has a code for bf16, which `__cuda_array_interface__` describes as two untyped bytes.
     """
     if isinstance(value, cupy.ndarray):
         return value
@@ -210,18 +210,18 @@ def as_cupy(value: Any) -> Any:
 
 
 def copied_to_device(array: np.ndarray) -> Any:
-    """Device memory with the values of a row-major array, on the current device: an object with `ptr` that frees it.
+    """Copies a row-major array to memory of the current device; returns an object with `ptr` that frees the memory.
 
-    It comes from the driver, not from CuPy's pool: the caller's library may own all the rest of the memory.
+    The memory comes from the driver, not from CuPy's pool: the caller's library may own all the rest of the memory.
 
     Raises:
-        DeviceError: no memory, a capture is going on, or the GPU had a fault.
+        DeviceError: there is no memory, a capture is in progress, or the GPU had a fault.
     """
     what = f"a constant of {array.dtype} {array.shape}"
     try:
         memory = cupy.cuda.Memory(max(array.nbytes, 1))
         cupy.cuda.MemoryPointer(memory, 0).copy_from_host(array.ctypes.data, array.nbytes)
-        cupy.cuda.runtime.deviceSynchronize()  # other streams do not wait for this copy by themselves
+        cupy.cuda.runtime.deviceSynchronize()  # other streams do not wait for this copy
     except cupy.cuda.runtime.CUDARuntimeError as error:
         if error.status == _MEMORY_ALLOCATION:
             raise no_memory(what, array.nbytes, *cupy.cuda.runtime.memGetInfo()) from None
@@ -232,12 +232,12 @@ def copied_to_device(array: np.ndarray) -> Any:
 
 
 def capture_query() -> Any:
-    """CUDA's function that says whether a graph is being captured from a stream, given its address."""
+    """CUDA's function that checks if a graph is being captured from a stream, given its address."""
     return cupy.cuda.runtime.streamIsCapturing
 
 
 def passed(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Kernel arguments as a launch of CuPy takes them: it passes an array of one element by value."""
+    """Converts kernel arguments for a launch of CuPy, which passes an array of one element by value."""
     # Wrapped once here rather than by every launch (1.1 us each, measured with CuPy 14.2).
     wrap = getattr(cupy.cuda.function, "CNumpyArray", lambda array: array)
     return tuple([wrap(a) if isinstance(a, np.ndarray) else a for a in args])
@@ -247,9 +247,9 @@ _functions: dict[tuple[str, int], Any] = {}
 
 
 def functions(sources: Sequence[KernelSource], device: int, labels: Sequence[str]) -> list[Any]:
-    """The compiled kernels, loaded on a device: callable as (grid, block, args, shared memory, stream).
+    """Returns the compiled kernels, loaded on a device: callable as (grid, block, args, shared memory, stream).
 
-    Texts that were never seen are compiled at once: NVRTC and CuPy let other threads run.
+    New sources are compiled in parallel: NVRTC and CuPy let other threads run.
 
     Args:
         labels: label of each op, for messages.
@@ -257,7 +257,7 @@ def functions(sources: Sequence[KernelSource], device: int, labels: Sequence[str
     Raises:
         DeviceError: NVRTC refused a source, or cannot be used.
     """
-    new: dict[str, list[KernelSource]] = {}  # by text: CuPy compiles one once for all of its entries, if not at once
+    new: dict[str, list[KernelSource]] = {}  # by source: CuPy compiles it once for all its entries, if not in parallel
     for source in sources:
         if (source.entry, device) not in _functions:
             new.setdefault(source.code, []).append(source)
@@ -270,7 +270,7 @@ def _load(sources: Sequence[KernelSource], device: int, labels: Sequence[str]) -
         for source in sources:
             try:
                 function = cupy.RawKernel(source.code, source.entry, OPTIONS).kernel
-                # CUDA loads the code of a function when it is first needed, which may fail during a capture.
+                # CUDA loads the code of a function at its first use, which may fail during a capture.
                 cupy.cuda.driver.funcGetAttribute(cupy.cuda.driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function.ptr)
                 _functions[source.entry, device] = function
             except cupy.cuda.compiler.CompileException as error:

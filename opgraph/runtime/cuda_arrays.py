@@ -14,14 +14,14 @@ from opgraph.runtime.engine import Stream
 
 
 def seen(value: Any, device: int, what: str, name: object = "") -> DeviceArray:
-    """An array on GPU `device`, without a copy.
+    """Views an array on GPU `device` without a copy.
 
     Args:
-        value: a torch or CuPy array, anything there with `__cuda_array_interface__` or DLPack, or a DeviceArray.
-        what, name: what the array is, for messages.
+        value: a torch or CuPy array, an object there with `__cuda_array_interface__` or DLPack, or a DeviceArray.
+        what, name: the role and name of the array, for messages.
 
     Raises:
-        InvalidArguments: no array, an array elsewhere, or one whose memory cannot be read in place.
+        InvalidArguments: it is no array, lies on another device, or cannot be read in place.
     """
     found = value if type(value) is DeviceArray else _viewed(value, what, name)
     if found is not None and found.device == device:
@@ -68,7 +68,7 @@ def _torch_library() -> Library:
 
 
 def library_of(arrays: Iterable[DeviceArray | None]) -> Library:
-    """Who allocates results and says what the current stream is: torch where it owns any of the arrays, else CuPy."""
+    """The library that allocates results and has the current stream: torch if it owns any of the arrays, else CuPy."""
     for array in arrays:
         if array is not None and array.library is not cuda.CUPY:
             return array.library
@@ -76,7 +76,7 @@ def library_of(arrays: Iterable[DeviceArray | None]) -> Library:
 
 
 def synchronize(stream: Stream) -> None:
-    """Returns when everything put on the stream is done; with no handle, everything on its device."""
+    """Waits for all work on the stream; without a handle, for all work on its device."""
     cuda.wait(stream.engine.index, raw_stream(stream))
 
 

@@ -1,4 +1,4 @@
-"""Arrays in and out of the CUDA engine: the functions of `opgraph.runtime.array_exchange`, for CuPy arrays."""
+"""Import and export of arrays for the CUDA engine: `opgraph.runtime.array_exchange`, for CuPy arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgraph.runtime.runner import NO_SOURCES, Runner
 
 
 class CudaExchange:
-    """Arrays of any library on one GPU, seen in place.
+    """Exchanges arrays of any library on one GPU, viewed in place.
 
     Args:
         device: index of the GPU.
@@ -29,25 +29,25 @@ class CudaExchange:
     def imported(
         self, feeds: Mapping[Any, Any] | None, named: dict[str, Any]
     ) -> tuple[Mapping[Any, Any] | None, dict[str, Any], Library]:
-        """The same arguments as DeviceArrays, and the library that results are to be given back in.
+        """Returns the arguments as DeviceArrays, and the library for the results.
 
         Raises:
-            InvalidArguments: an array that is not on this GPU; nothing is copied there silently.
+            InvalidArguments: an array is not on this GPU; nothing is copied there silently.
         """
         views = {k: seen(v, self.device, "input", k) for k, v in named.items()}
-        if not isinstance(feeds, Mapping):  # None, or refused where it is bound
+        if not isinstance(feeds, Mapping):  # None, or refused by binding
             return feeds, views, library_of(views.values())
         fed = {k: seen(v, self.device, "input", k) for k, v in feeds.items()}
         return fed, views, library_of([*views.values(), *fed.values()])
 
     def exported(self, result: Any, library: Library) -> Any:
-        """A result as the caller gets it: an input that is an output as it came, a constant on the device."""
+        """Returns a result for the caller: an input that is an output unchanged, a constant on the device."""
         if type(result) is DeviceArray:
             return result.owner
         return library.from_host(result, self.device) if isinstance(result, np.ndarray) else result
 
     def assign(self, target: DeviceArray, result: Any) -> None:
-        """Copies a result that was not written to its place yet."""
+        """Copies a result that is not in `target` yet."""
         if result is target.owner:
             return
         if isinstance(result, np.ndarray):
@@ -60,37 +60,37 @@ class CudaExchange:
             target.owner[...] = target.library.from_host(source.library.to_host(source.owner), self.device)
 
     def check_donated(self, name: str, array: DeviceArray, others: Sequence[Any]) -> None:
-        """Raises InvalidArguments where writing to a donated input would destroy what is still read."""
+        """Raises InvalidArguments if writing to a donated input would destroy data that is still read."""
         if array.overlaps_itself:
             raise donation_refused(name, "its array overlaps itself")
         if self.overlaps(array, others):
             raise donation_refused(name, "its array overlaps that of another input")
 
     def overlaps(self, array: DeviceArray, others: Iterable[Any]) -> bool:
-        """Whether an array may share memory with one of others."""
+        """True if an array may share memory with one of others."""
         return any(array.may_share(seen(other, self.device, "an array")) for other in others)
 
     def counted(self, arrays: Iterable[Any], where: str) -> list[Any]:
-        """As of the CPU's."""
+        """See `array_exchange.counted`."""
         return counted(arrays, where)
 
     def written(self, tensors: Iterable[Any]) -> None:
-        """As of the CPU's."""
+        """See `array_exchange.written`."""
         written(tensors)
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any], like: Any) -> DeviceArray:
-        """Zeros in the memory of `like`'s library, every element the same one."""
+        """Returns zeros in memory of `like`'s library; all elements share one address."""
         library = seen(like, self.device, "an array").library
         with cuda.OnDevice(self.device):
             owner, _ = library.empty((), dtype, self.device)
-            owner[...] = 0  # a kernel, which a capture takes, unlike a copy from the host
+            owner[...] = 0  # a kernel, which a capture allows, unlike a copy from the host
         one = library.view(owner)
         return DeviceArray(one.owner, one.pointer, one.dtype, tuple(shape), (0,) * len(shape), one.device, library)
 
     def check_out(
         self, name: str, array: DeviceArray, inputs: Sequence[Any], outs: Sequence[Any], *, over: Collection[int] = ()
     ) -> None:
-        """As of the CPU's."""
+        """See `array_exchange.check_out`."""
         where = f'output "{name}"'
         if array.overlaps_itself:
             raise InvalidArguments(
@@ -104,10 +104,10 @@ class CudaExchange:
 
 
 class Hosted:
-    """A library's partition on the GPU engine, by way of host memory: its provider takes NumPy arrays.
+    """Runs a library's partition of the GPU engine through host memory: its provider takes NumPy arrays.
 
     Args:
-        inputs: how many it reads; an array after them only says whose stream a call is on.
+        inputs: the number of inputs that it reads; an array after them only determines the stream of a call.
     """
 
     sources = NO_SOURCES
@@ -120,22 +120,22 @@ class Hosted:
 
     @property
     def runs_in(self) -> str:
-        """What the provider runs in."""
+        """The name of the provider's library."""
         return self._run.runs_in
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        """See Runner: every call allocates."""
+        """See Runner; None, since every call allocates."""
 
     def __call__(
         self, arrays: Sequence[Any], outs: Sequence[Any] | None = None, stream: Stream | None = None
     ) -> list[Any]:
-        """Waits for the inputs, runs, copies the results back; arguments as of CudaKernel."""
+        """Waits for the inputs, runs the provider and copies the results back; arguments as for CudaKernel."""
         device = self._exchange.device
         views = [seen(a, device, "an input") for a in arrays]
         library = library_of(views)
         cuda.wait(device, library.stream(device) if stream is None else raw_stream(stream))
         with cuda.OnDevice(device):
-            # What only lends its shape is one element, everywhere the same (CudaExchange.zeros).
+            # An operand that only provides its shape is one broadcast element (CudaExchange.zeros).
             made = self._run([np.broadcast_to(v.library.to_host(v.owner), v.shape) for v in views[: self._inputs]])
             results = []
             for position, result in enumerate(made):

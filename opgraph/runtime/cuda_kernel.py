@@ -1,4 +1,4 @@
-"""A fused partition on a GPU: from arrays to the kernel variant that serves their layout, and the launch."""
+"""Runs a fused partition on a GPU: selects the kernel variant for the layout of the arrays, and launches it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from opgraph.schedule.cuda import Cuda
 from opgraph.schedule.schedule import CudaPointwise, Schedule
 from opgraph.schedule.table import choose_schedule
 
-#: Combinations of shapes, strides and alignments remembered for one kernel.
+#: The number of cached combinations of shapes, strides and alignments for one kernel.
 MAX_PLANS = 1024
 _NO_WORK = (0, np.dtype(np.float64))
 
@@ -44,7 +44,7 @@ class CudaKernel:
 
     Args:
         lowered: the loop of the partition, and its operands.
-        partition: `__call__` is given arrays for its input ports.
+        partition: `__call__` takes arrays for its input ports.
         engine: the GPU.
     """
 
@@ -54,7 +54,7 @@ class CudaKernel:
     def __init__(self, lowered: Lowered, partition: Partition, engine: Engine) -> None:
         self.lowered = lowered
         self.device = engine.index
-        # Where sums do not go together, one kernel has written some when the next one reads operands.
+        # If sums need several kernels, one kernel has written sums before the next one reads operands.
         self.operands = Operands(lowered, partition.input_ports, ShapeRules(partition), sums_last=False)
         self._given = self.operands.given
         self._dtypes = self.operands.store_dtypes
@@ -65,7 +65,7 @@ class CudaKernel:
         self.sources: dict[str, KernelSource] = {}
 
     def with_scalars(self, scalars: Mapping[int, float]) -> CudaKernel:
-        """The same kernel with other values for constants, by their loads."""
+        """Returns the same kernel with other values for constants, by their loads."""
         made = copy.copy(self)
         made.operands, made._plans, made._constants = self.operands.with_scalars(scalars), Bounded(MAX_PLANS), {}
         return made
@@ -82,14 +82,14 @@ class CudaKernel:
         Args:
             arrays: one for each input, dtypes and shapes already checked: of any library, or DeviceArrays.
             outs: arrays to write to; allocated by the inputs' library where None.
-            stream: where to; the library's current stream without it, or where it has no handle.
+            stream: the stream of the launch; if None or without a handle, the library's current stream.
 
         Returns: the results, `outs` where given.
 
         Raises:
-            InvalidArguments: an array that is not on the kernel's GPU.
+            InvalidArguments: an array is not on the kernel's GPU.
             InvalidShape: an output array does not have the result's shape.
-            DeviceError: a kernel that does not compile.
+            DeviceError: a kernel does not compile.
         """
         ins = [seen(a, self.device, "an input of a kernel") for a in arrays]
         targets = [None] * len(self._dtypes) if outs is None else self._targets(outs)
@@ -98,14 +98,14 @@ class CudaKernel:
             library = library_of([*ins, *targets])
             if stream is None or (raw := raw_stream(stream)) is None:
                 return self._launched(plan, ins, targets, library)
-            # Libraries give memory away again in the order of the stream that it was asked for on.
+            # Libraries reuse memory in the order of the stream that it was allocated on.
             with library.using(raw, self.device):
                 return self._launched(plan, ins, targets, library)
 
     def _launched(
         self, plan: Plan, ins: Sequence[DeviceArray], targets: Sequence[DeviceArray | None], library: Library
     ) -> list[Any]:
-        """The results, once everything is on the library's current stream."""
+        """Puts all work on the library's current stream; returns the results."""
         addresses = self._addresses(plan, ins)
         results: list[Any] = []
         for position, target in enumerate(targets, start=self._first_store):
@@ -121,13 +121,13 @@ class CudaKernel:
                 cuda_memory.keep(self._held(None if library.keeps_for_graphs else kept))
             for launch in plan.launches:
                 launch.function(launch.grid, launch.block, launch.filled(addresses, work), 0, where)
-            # The stream uses the workspace up before the library gives its memory away again.
+            # The stream is done with the workspace before the library reuses its memory.
         return results
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated:
-        """The same call with everything worked out: what it returns only launches, on the then current stream.
+        """Returns the prepared call: a function that only launches, on the stream that is current then.
 
-        May be called during CUDA graph capture, and allocates nothing.
+        The function may be called during CUDA graph capture, and allocates nothing.
         """
         ins, targets = [seen(a, self.device, "an input of a kernel") for a in arrays], self._targets(outs)
         library, device = library_of([*ins, *targets]), self.device
@@ -147,7 +147,7 @@ class CudaKernel:
         stream_of = library.stream
 
         def launch(keep: Any = keep) -> None:
-            # No `with`, no objects: for small tensors these calls are what a launch costs.
+            # No `with`, no objects: for small tensors these calls are the cost of a launch.
             if cuda.forked:
                 cuda.refuse_fork()
             before = current()
@@ -174,16 +174,16 @@ class CudaKernel:
         return addresses
 
     def _workspace(self, plan: Plan, library: Library) -> tuple[Any, int]:
-        """Memory for what the tiles of sums leave behind, from the caller's allocator."""
+        """Memory for the partial sums of tiles, from the caller's allocator."""
         count, dtype = plan.work
         return library.empty((count,), dtype, self.device) if count else (None, 0)
 
     def _held(self, workspace: Any) -> list[Any]:
-        """What launches read that is not the caller's; a captured graph reads it after all others have let it go."""
+        """Memory that launches read and the caller does not own; a captured graph may be the last to read it."""
         return [*self._constants.values(), *([] if workspace is None else [workspace])]
 
     def _clear(self, results: Sequence[Any]) -> None:
-        """Sums over nothing are 0."""
+        """Sets sums over no elements to 0."""
         for owner in results:
             if 0 not in owner.shape:
                 owner[...] = 0
@@ -192,17 +192,17 @@ class CudaKernel:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Which of the inputs the kernel reads, as often as it does, in the order of a sequence's operands."""
+        """The inputs that the kernel reads, one entry per read, in the order of a sequence's operands."""
         return tuple(source for _, source in self._given)
 
     def plan(self, arrays: Sequence[Any], outs: Sequence[Any], *, aligned: bool = False) -> Plan:
-        """What a call needs on arrays laid out like these; compiles it.
+        """Returns the plan of a call on arrays with these layouts; compiles its kernels.
 
         Args:
-            aligned: for arrays at multiples of 16 bytes, wherever these are; else aligned like these.
+            aligned: plans for arrays at multiples of 16 bytes, whatever the addresses of these; else for these.
 
         Raises:
-            InvalidArguments, InvalidShape, DeviceError: as a call.
+            InvalidArguments, InvalidShape, DeviceError: as for a call.
         """
         ins, targets = [seen(a, self.device, "an input of a kernel") for a in arrays], self._targets(outs)
         if aligned:
@@ -237,7 +237,7 @@ class CudaKernel:
             return Plan((), (0,) * count, brought, results, _NO_WORK, every)
         rows = prod(layout.dims[: len(layout.dims) - layout.row_rank]) if layout.row_rank else 0
         cleared: tuple[int, ...] = ()
-        if layout.size == 0:  # a sum over nothing is 0; what is made of each row, even of nothing, is computed
+        if layout.size == 0:  # a sum over nothing is 0; a result of each row is computed, even if the row is empty
             cleared = tuple(i for i, store in enumerate(self.lowered.loop.stores) if not (rows and store.per_row))
             if not rows:
                 return Plan((), (0,) * count, brought, layout.results, _NO_WORK, cleared)
@@ -298,7 +298,7 @@ class CudaKernel:
     def _constant(self, position: int, array: np.ndarray) -> cuda_memory.Uploaded:
         """A constant on the device, where it is uploaded once and kept."""
         found = self._constants.get(position)
-        if found is None:  # of two threads that come here at once, one upload stays
+        if found is None:  # if two threads upload at once, one upload stays
             found = self._constants.setdefault(position, cuda_memory.uploaded(array))
         return found
 

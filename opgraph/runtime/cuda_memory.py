@@ -1,4 +1,4 @@
-"""Device memory that kernels keep: constants, axis positions, and what captured graphs read."""
+"""Device memory that kernels keep: constants, axis positions, and memory that captured graphs read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _lock = threading.Lock()
 class Uploaded:
     """The values of an array on a GPU.
 
-    Freeing device memory waits for the device and breaks a capture that another thread has begun. So what is collected
-    waits in a list, and the next upload, which is not allowed during a capture either, frees it.
+    Freeing device memory waits for the device and breaks a capture that another thread has begun. So collected memory
+    is put in a list, and the next upload frees it: uploads are not allowed during a capture either.
 
     Attributes:
         ptr: the device address.
@@ -40,20 +40,20 @@ def uploaded(array: np.ndarray) -> Uploaded:
     """Copies a row-major array to the current device, and waits for the copy.
 
     Raises:
-        DeviceError: no memory, a capture is going on, or the GPU had a fault.
+        DeviceError: there is no memory, a capture is in progress, or the GPU had a fault.
     """
     _let_go.clear()
     return Uploaded(cuda.copied_to_device(array))
 
 
 def positions(count: int, dtype: np.dtype[Any], device: int) -> int:
-    """The address of the values 0, 1, 2, ... on `device`, which is the current one; at least `count` of them.
+    """The address of at least `count` values 0, 1, 2, ... on `device`, which must be the current one.
 
     All kernels share one array for each dtype. It doubles when a longer one is needed. Shorter ones stay, since launch
     plans and captured graphs hold their addresses: together they are no longer than the longest.
 
     Raises:
-        DeviceError: as `uploaded`.
+        DeviceError: as for `uploaded`.
     """
     with _lock:
         length, found = _positions.get((device, dtype), (0, None))

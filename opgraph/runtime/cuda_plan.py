@@ -1,4 +1,4 @@
-"""What a call of a CUDA kernel needs, worked out once for each combination of shapes, strides and alignments."""
+"""The plans of CUDA kernel calls, computed once for each combination of shapes, strides and alignments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Launch:
 
     Attributes:
         function: CuPy's compiled function.
-        grid: blocks.
-        args: numbers, and structs as arrays of one element; None where an address goes.
-        passed: the same as CuPy takes them.
-        operands: (place among `args`, place among loads and stores) of each address that a call brings.
+        grid: the number of blocks.
+        args: numbers, and structs as arrays of one element; None in the places of addresses.
+        passed: the same, converted for CuPy.
+        operands: (place among `args`, place among loads and stores) of each address that a call provides.
         work: place of the workspace's address among `args`, if it takes one.
-        block: threads of a block.
+        block: the number of threads per block.
         inside: (place among `args`, bytes from the start of the workspace) of operands that lie there.
     """
 
@@ -36,7 +36,7 @@ class Launch:
     inside: tuple[tuple[int, int], ...] = ()
 
     def filled(self, addresses: Sequence[int], work: int) -> list[Any]:
-        """The arguments of a call, given the address of each load and store."""
+        """Returns the arguments of a call, given the address of each load and store."""
         args = list(self.passed)
         for place, operand in self.operands:
             args[place] = addresses[operand]
@@ -49,18 +49,18 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one combination of shapes, strides and alignments needs, worked out once.
+    """The launches for one combination of shapes, strides and alignments, computed once.
 
     Attributes:
-        launches: in order; none where there is nothing to compute.
-        fixed: address of each load and store that no call brings, 0 for the others.
-        moving: the places of those that a call brings: reads, then results.
+        launches: in order; none if there is nothing to compute.
+        fixed: address of each load and store that no call provides, 0 for the others.
+        moving: the places of those that a call provides: reads, then results.
         results: shape of each result.
         work: elements of a workspace that the launches share, and their dtype.
-        cleared: the results that are 0 because nothing is added up.
-        keep: the memory that `fixed` names.
+        cleared: the results that are 0 because their sums have no elements.
+        keep: the memory that `fixed` points to.
         packs: for each of `moving`, whether kernels read or write it in packs, which must be aligned.
-        alignment: the power of two up to 16 that divides the addresses of those.
+        alignment: the largest power of two up to 16 that divides the addresses of those in packs.
     """
 
     launches: tuple[Launch, ...]

@@ -1,8 +1,7 @@
-"""Kernels of a GPU that run one after the other, launched by one call into native code.
+"""Launches GPU kernels one after the other, with one call into native code.
 
 The native loop (kernels/cuda/kernel_sequence.h) calls the driver's `cuLaunchKernel` with the handles of CuPy's
-functions. A machine without a C++ compiler launches the kernels one by one through CuPy, and so does one that logs its
-calls.
+functions. Without a C++ compiler, or if calls are logged, the kernels are launched one by one through CuPy.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from opgraph.runtime.cuda_plan import Plan
 from opgraph.runtime.device_array import RawStream
 from opgraph.runtime.kernel_sequence import KernelLaunch, check_launch, native_entry
 
-#: The driver, as its own installation names it.
+#: The driver's file name in its own installation.
 LIBCUDA = "libcuda.so.1"
 _INVALID_CONTEXT = 201
-#: What kernels/cuda/kernel_sequence.h reads instead of a place.
+#: Values that kernels/cuda/kernel_sequence.h reads instead of a place.
 _ITSELF, _LIES_THERE = -1, -2
 
 
@@ -34,14 +33,14 @@ class CudaSequence:
 
     Args:
         launches: at least one; later kernels may read what earlier ones write.
-        count: how many addresses of arrays a call gives.
+        count: the number of array addresses of a call.
         device: index of the GPU.
 
     Attributes:
-        workspace: bytes of device memory that a call brings, as one more address; 0: none.
+        workspace: bytes of device memory that a call provides, as one more address; 0: none.
 
     Raises:
-        InvalidArguments: a kernel over no elements, operands that do not fit a kernel, or a place that no call gives.
+        InvalidArguments: a kernel has no elements, operands do not fit a kernel, or a place is not in a call.
         DeviceError: the native loop does not compile, or there is no driver.
     """
 
@@ -68,15 +67,15 @@ class CudaSequence:
             self._native = native_entry("cuda/kernel_sequence.h", "og_cuda_sequence", ctypes.c_int64)
             pack = struct.Struct(f"{5 + count + (self.workspace > 0)}P").pack
             self._packed = partial(pack, ctypes.addressof(self._program), len(self._kernels), _launch_kernel(LIBCUDA))
-            #: Without a Python function: `entry(pack(stream, *addresses))` is a call, where it gives 0; what else it
-            #: gives goes to `recover`. None where there is no compiler, and where kernels read constants.
+            #: A call without a Python function: `entry(pack(stream, *addresses))` returns 0 on success; any other
+            #: value is for `recover`. None if there is no compiler, or if kernels read constants.
             self.direct = None if self._held else (self._native, partial(self._packed, 0))
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Launches the kernels; returns without waiting for them.
 
         Args:
-            stream: the address of a stream of this GPU, which is the current one of the thread.
+            stream: the address of a stream of this GPU; the GPU must be the current one of the thread.
             addresses: of arrays laid out and aligned like those of the plans; then of the workspace, if there is one.
 
         Raises:
@@ -92,13 +91,15 @@ class CudaSequence:
             self.recover(refused, stream, *addresses)
 
     def recover(self, refused: int, stream: int, *addresses: int) -> None:
-        """Goes on where a launch was refused because the thread has no context: it only ever got memory from a pool.
+        """Creates the context of a thread that has none and continues at the refused launch.
+
+        A thread has no context if it only ever got memory from a pool.
 
         Args:
-            refused: what the native loop gave.
+            refused: the value that the native loop returned.
 
         Raises:
-            DeviceError: it was refused for another reason.
+            DeviceError: the launch was refused for another reason.
         """
         assert self._native is not None
         if refused & 0xFFFFFFFF == _INVALID_CONTEXT:
@@ -123,7 +124,7 @@ class CudaSequence:
 
 
 def _program(item: KernelLaunch[Plan], workspace: int) -> list[int]:
-    """What kernels/cuda/kernel_sequence.h reads of one prepared call."""
+    """The words of one prepared call that kernels/cuda/kernel_sequence.h reads."""
     plan = item.plan
     operands = [(_ITSELF, address) for address in plan.fixed]
     for (place, offset), position in zip(item.operands, plan.moving, strict=True):

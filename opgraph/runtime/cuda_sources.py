@@ -1,4 +1,4 @@
-"""Which CUDA kernels serve a layout: what launches are planned with, what is compiled ahead, and what is printed.
+"""Selects the CUDA kernels for a layout: to plan launches, to compile ahead of a call, and to print sources.
 
 Needs neither CuPy nor a GPU.
 """
@@ -16,12 +16,12 @@ from opgraph.schedule.cuda import Cuda
 from opgraph.schedule.schedule import CudaPointwise, Schedule
 from opgraph.schedule.table import choose_schedule
 
-#: Guesses for sizes that are not known yet: kernels that serve both are taken to serve all.
+#: Guesses for sizes that are not known yet: kernels that fit both are assumed to fit all sizes.
 SHORT, LONG = 24, 1000
 
 
 def launched_sources(made: Sequence[SumLaunch]) -> list[KernelSource]:
-    """Their kernels in the order of the launches."""
+    """The kernels of launches, in their order."""
     return [source for launch in made for source in (launch.source, launch.totals) if source is not None]
 
 
@@ -31,7 +31,7 @@ def sources_of(schedule: Schedule) -> list[KernelSource]:
 
 
 def sources_ahead(operands: Operands, dims: Sequence[Dims]) -> list[KernelSource]:
-    """The kernels that dense arrays of these dimensions will need; none where sizes that are not known decide."""
+    """The kernels that dense arrays of these dimensions will need; none if they depend on sizes that are not known."""
     found = _guessed(operands, dims, SHORT)
     if all(isinstance(d, int) for shape in dims for d in shape or (None,)):
         return found
@@ -40,7 +40,7 @@ def sources_ahead(operands: Operands, dims: Sequence[Dims]) -> list[KernelSource
 
 
 def probable_schedule(operands: Operands, dims: Sequence[Dims]) -> Schedule | None:
-    """The schedule of these kernels, with one for long axes where sizes that are not known decide."""
+    """The schedule of these kernels; the one for long axes if it depends on sizes that are not known."""
     return _scheduled(operands, dims, SHORT if sources_ahead(operands, dims) else LONG)
 
 
@@ -50,6 +50,6 @@ def _guessed(operands: Operands, dims: Sequence[Dims], low: int) -> list[KernelS
 
 
 def _scheduled(operands: Operands, dims: Sequence[Dims], low: int) -> Schedule | None:
-    """For arrays that lie at multiples of 16 bytes; None where they have no elements."""
+    """The schedule for arrays aligned to 16 bytes; None if they have no elements."""
     layout = operands.probable_layout(dims, low)
     return choose_schedule(operands.loop, layout, Cuda()) if layout is not None and layout.size else None

@@ -1,4 +1,4 @@
-"""DeviceArray: what a GPU kernel needs to know about an array of any library, and what it asks of that library."""
+"""DeviceArray: the description of an array of any library for GPU kernels, and the interface to that library."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class Library(Protocol):
     """A library that owns arrays on a GPU: torch or CuPy."""
 
     name: str
-    #: Whether memory that it gave during a capture stays with the captured graph.
+    #: True if memory that it allocated during a capture stays with the captured graph.
     keeps_for_graphs: bool
 
     def view(self, owner: Any) -> DeviceArray:
-        """What is known about one of its arrays, without touching the data."""
+        """Describes one of its arrays, without touching the data."""
 
     def empty(self, shape: Shape, dtype: np.dtype[Any], device: int) -> tuple[Any, int]:
-        """A new row-major array from the library's own allocator, and its address."""
+        """Returns a new row-major array from the library's own allocator, and its address."""
 
     def dense(self, owner: Any) -> Any:
-        """The array in row-major order, copied on the device if need be."""
+        """Returns the array in row-major order, copied on the device if necessary."""
 
     def adopted(self, memory: Adopted, dtype: np.dtype[Any], device: int) -> Any:
-        """An array of that dtype on memory of somebody else."""
+        """Creates an array of that dtype on foreign memory."""
 
     def stream(self, device: int) -> Any:
-        """The library's current stream on a device, now: an object with `ptr`."""
+        """The library's current stream on a device: an object with `ptr`."""
 
     def using(self, stream: Any, device: int) -> AbstractContextManager[Any]:
-        """A block in which a stream (an object with `ptr`) is the library's current one on a device."""
+        """Returns a context manager: a stream (an object with `ptr`) becomes the library's current one on a device."""
 
     def to_host(self, owner: Any) -> np.ndarray:
         """A copy in host memory, complete when this returns."""
@@ -46,7 +46,7 @@ class Library(Protocol):
 
 
 class DeviceArray:
-    """An array on a GPU, seen without a copy.
+    """An array on a GPU, viewed without a copy.
 
     Attributes:
         owner: the library's own object; keeps the memory alive.
@@ -78,26 +78,26 @@ class DeviceArray:
         self.library = library
 
     def at(self, pointer: int) -> DeviceArray:
-        """An array that looks the same, elsewhere."""
+        """Returns the same array description with another address."""
         return DeviceArray(self.owner, pointer, self.dtype, self.shape, self.strides, self.device, self.library)
 
     @property
     def key(self) -> tuple[Shape, Shape, int]:
-        """Arrays of one key are served by one launch plan: the address counts as far as it is aligned."""
+        """The key of the launch plan; of the address, it holds the alignment only."""
         return (self.shape, self.strides, self.pointer & 15)
 
     @property
     def overlaps_itself(self) -> bool:
-        """Whether two elements may lie on the same memory, as after `expand`."""
+        """True if two elements may lie on the same memory, as after `expand`."""
         return repeats_memory(self.shape, self.strides)
 
     def may_share(self, other: DeviceArray) -> bool:
-        """Whether the two spans of memory meet; they may still have no element in common."""
+        """True if the two spans of memory overlap; they may still have no element in common."""
         (a, b), (c, d) = self._span(), other._span()
         return a < d and c < b
 
     def is_same(self, other: DeviceArray) -> bool:
-        """Whether both are the same elements in the same order, of one dtype."""
+        """True if both are the same elements in the same order, of one dtype."""
         looks = [(a.pointer, a.dtype, a.shape, a.strides) for a in (self, other)]
         return looks[0] == looks[1]
 
@@ -111,10 +111,10 @@ class DeviceArray:
 
 
 class Adopted:
-    """Row-major memory of somebody else, as libraries take it without a copy; they keep this object.
+    """Foreign row-major memory, in a form that libraries take without a copy; they keep this object.
 
     Args:
-        keep: what the memory lives as long as.
+        keep: the object that keeps the memory alive.
     """
 
     def __init__(self, pointer: int, shape: Shape, dtype: np.dtype[Any], keep: Any) -> None:
@@ -124,7 +124,7 @@ class Adopted:
 
 
 class RawStream(SimpleNamespace):
-    """A stream by its address, as CuPy takes it: `RawStream(ptr=...)`, made at every launch without a Python call."""
+    """A stream by its address, as CuPy takes it: `RawStream(ptr=...)`, created at each launch without a Python call."""
 
     ptr: int
 

@@ -1,4 +1,4 @@
-"""Which results are written over inputs that the caller gives away: proved before anything runs, or refused."""
+"""Chooses the results that overwrite donated inputs: each choice is proved before anything runs, or refused."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from opgraph.runtime.runner import KernelRunner, Runner
 def donations(
     graph: Graph, partitions: Sequence[Partition], runs: Sequence[Runner], names: Sequence[str]
 ) -> dict[int, int]:
-    """For each input that is given away, the result that a kernel writes over it.
+    """For each donated input, the result that a kernel writes over it.
 
-    A kernel reads each element of most operands before it writes that of a result in its place, so that a result of the
-    same dtype and shape may lie over such an input, which no partition reads afterwards. What only the arrays of a call
-    show (whether the input shares memory with another one) is checked by `exchange.check_donated`.
+    A kernel reads each element of most operands before it writes a result's element in its place. So a result of the
+    same dtype and shape may overwrite such an input if no partition reads the input afterwards. Only the arrays of a
+    call show if the input shares memory with another one; `exchange.check_donated` checks that.
 
     Args:
         graph: finalized.
-        partitions: of the graph, in the order in which they run.
-        runs: what runs each.
-        names: of inputs.
+        partitions: those of the graph, in the order in which they run.
+        runs: their runners.
+        names: names of inputs.
 
     Returns: ids of results by ids of inputs.
 
     Raises:
-        InvalidArguments: an input that is not there, or that cannot be written over, with the reason.
+        InvalidArguments: an input does not exist, or cannot be overwritten, with the reason.
     """
     inputs = {port_name(t): t for t in graph.inputs}
     last = {t.id: part for part in partitions for t in part.input_ports}

@@ -1,4 +1,4 @@
-"""Engine and Stream: where a partition runs, and in which order with other work."""
+"""Engine and Stream: the device of a partition, and its order with other work."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Engine:
         index: which one, for "cuda".
 
     Raises:
-        InvalidArguments: unknown kind, or an index that cannot be.
-        DeviceError: no such GPU, or CuPy is missing.
+        InvalidArguments: the kind is unknown, or the index is impossible.
+        DeviceError: the GPU does not exist, or CuPy is missing.
 
     Source: oneDNN `engine`.
     """
@@ -47,10 +47,10 @@ class Engine:
 
 
 def engine_of(device: str | Engine) -> Engine:
-    """The engine that "cpu", "cuda", "cuda:1" or an Engine means.
+    """Returns the engine for "cpu", "cuda", "cuda:1" or an Engine.
 
     Raises:
-        InvalidArguments: it means none.
+        InvalidArguments: it is none of these.
     """
     if isinstance(device, Engine):
         return device
@@ -60,7 +60,7 @@ def engine_of(device: str | Engine) -> Engine:
     return Engine(kind, int(index or 0))
 
 
-#: Where streams of other libraries keep their address: CuPy's, torch's, and the protocol of CUDA Python.
+#: Attributes with the address of other libraries' streams: CuPy's, torch's, and the protocol of CUDA Python.
 STREAM_ADDRESSES = ("ptr", "cuda_stream", "__cuda_stream__")
 
 
@@ -72,10 +72,10 @@ class Stream:
         handle: for "cuda": a torch or CuPy stream, anything with `__cuda_stream__`, or a raw stream address; None: the
             caller's current stream, looked up at every execution.
 
-    On the CPU work is done when a call returns; `wait` does nothing there.
+    On the CPU, work is done when a call returns; `wait` does nothing there.
 
     Raises:
-        InvalidArguments: no engine, a handle on the CPU, a handle that is no stream.
+        InvalidArguments: `engine` is no Engine, a CPU stream has a handle, or the handle is no stream.
 
     Source: oneDNN `stream`.
     """
@@ -95,7 +95,7 @@ class Stream:
         self.handle = handle
 
     def wait(self) -> None:
-        """Returns when everything put on the stream is done."""
+        """Waits for all work on the stream."""
         if self.engine.kind == "cuda":
             from opgraph.runtime import cuda_arrays
 

@@ -1,4 +1,4 @@
-"""What an engine must do with arrays that come in and go out."""
+"""The interface for importing arrays to an engine and exporting them."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from opgraph.runtime.engine import Engine
 
 
 class Exchange(Protocol):
-    """How arrays get in and out: the module `array_exchange` for the CPU, a CudaExchange for a GPU.
+    """Import and export of arrays: the module `array_exchange` for the CPU, a CudaExchange for a GPU.
 
-    An array is what `imported` makes: a NumPy array, a DeviceArray.
+    An array is a result of `imported`: a NumPy array, or a DeviceArray.
     """
 
     def imported(self, feeds: Mapping[Any, Any] | None, named: dict[str, Any], /) -> tuple[Any, dict[str, Any], Any]:
-        """The same arguments as arrays, and the kind to give results back in; None: as they are."""
+        """Returns the arguments as arrays, and the kind of the results; None: unconverted."""
 
     def exported(self, result: Any, kind: Any, /) -> Any:
-        """A result in that kind."""
+        """Returns a result in that kind."""
 
     def assign(self, target: Any, result: Any, /) -> None:
-        """Copies a result that is not in its place yet."""
+        """Copies a result that is not in `target` yet."""
 
     def check_donated(self, name: str, array: Any, others: Sequence[Any], /) -> None:
-        """Raises InvalidArguments where writing to a donated input would destroy what is still read."""
+        """Raises InvalidArguments if writing to a donated input would destroy data that is still read."""
 
     def overlaps(self, array: Any, others: Iterable[Any], /) -> bool:
-        """Whether an array may share memory with one of others."""
+        """True if an array may share memory with one of others."""
 
     def check_out(
         self, name: str, array: Any, inputs: Sequence[Any], outs: Sequence[Any], /, *, over: Collection[int] = ()
     ) -> None:
-        """Raises InvalidArguments where an output cannot be written to, or that would destroy what is still read."""
+        """Raises InvalidArguments if an output is not writable, or writing would destroy data that is still read."""
 
     def counted(self, arrays: Iterable[Any], where: str, /) -> list[Any]:
-        """Those of the arrays that are tensors whose changes torch counts."""
+        """Selects the torch tensors with a version counter."""
 
     def written(self, tensors: Iterable[Any], /) -> None:
-        """Tells torch of writes to tensors."""
+        """Increments torch's version counters of written tensors."""
 
     def zeros(self, shape: Sequence[int], dtype: np.dtype[Any], like: Any, /) -> Any:
-        """Zeros that take no memory to speak of, where `like` is."""
+        """Returns zeros that take almost no memory, on the device of `like`."""
 
 
 def exchange_of(engine: Engine) -> Exchange:
-    """How arrays get in and out of an engine."""
+    """The Exchange of an engine."""
     if engine.kind == "cpu":
         return array_exchange
     from opgraph.runtime.cuda_exchange import CudaExchange  # needs CuPy

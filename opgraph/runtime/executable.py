@@ -1,4 +1,4 @@
-"""A whole graph, its partitions compiled and wired: what `opgraph.compile` returns."""
+"""A whole graph with compiled and connected partitions: the result of `opgraph.compile`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class _NotTrainableError(InvalidArguments, AttributeError):
-    """Something of a `TrainableExecutable`, asked of one that is none; `hasattr` is False."""
+    """Access to an attribute of a `TrainableExecutable` on another executable; `hasattr` returns False."""
 
 
 class Executable:
     """A compiled graph.
 
     Call it with arrays by keyword, or in a dict whose names need not be identifiers. NumPy arrays, torch tensors, CuPy
-    arrays and other DLPack objects are taken and given back in the same kind. One output comes back as an array,
+    arrays and other DLPack objects are accepted; results have the same kind. One output is returned as an array,
     several as a dict by name. dtypes and shapes must be those declared: nothing is converted or broadcast silently.
     """
 
@@ -69,7 +69,7 @@ class Executable:
         plans = engine.kind == "cpu" and not self._is_kernel
         self._chain = chained(graph, self._wiring, runs, self._donated, self._exchange, plans=plans)
         self._steps = self._chain.steps
-        # One kernel whose operands are the graph's inputs and outputs, in the same order: arrays go straight to it.
+        # One kernel whose operands are the graph's inputs and outputs, in the same order: it takes arrays directly.
         self._direct = (
             len(self._steps) == 1
             and self._steps[0].reads == tuple(t.id for t in graph.inputs)
@@ -83,7 +83,7 @@ class Executable:
         self._whole = whole_graph(self._steps, graph.inputs, graph.outputs) if engine.kind == "cpu" else None
 
     def __reduce__(self) -> tuple[Callable[..., Executable], tuple[Graph]]:
-        """A copy, and what comes out of a pickle, is compiled again: from the kernels that the disk keeps."""
+        """Copies and unpickled executables are compiled again, from the kernels in the disk cache."""
         make, graph = self._recipe
         return make, (graph,)
 
@@ -102,20 +102,20 @@ class Executable:
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """What runs, in order. Next to onnxruntime they are not all those of the graph: see `explain`."""
+        """The partitions that run, in order. With onnxruntime they may differ from the graph's own: see `explain`."""
         return self._wiring.partitions
 
     def explain(self) -> Report:
-        """Why each op runs where it does on this device: as `Graph.explain`, after regrouping; prints as a table."""
-        from opgraph.partition.report import make_report  # rarely asked for
+        """The reasons for the ops' placement on this device: `Graph.explain` after regrouping; prints as a table."""
+        from opgraph.partition.report import make_report  # rarely needed
 
         found = self._partitioning
         return make_report(self.graph, self.partitions, found.refusals, found.policy, self._wiring.reasons)
 
     def memory_plan(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> MemoryPlan:
-        """Where the values between the partitions lie, for arrays of these shapes; runs the graph once to find out.
+        """Memory plan of the values between the partitions, for arrays of these shapes; may run the graph once.
 
-        A plan without buffers where nothing is planned: one partition, a GPU, a library that allocates by itself, or
+        The plan has no buffers if nothing is planned: one partition, a GPU, a library that allocates its results, or
         shapes that depend on data. Arguments and errors are those of a call.
         """
         feeds, named, _ = self._exchange.imported(feeds, named)
@@ -124,7 +124,7 @@ class Executable:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """The generated kernels compiled so far: name -> source. A further layout of the inputs may add one."""
+        """The generated kernels compiled so far: name -> source. Another layout of the inputs may add one."""
         found: dict[str, str] = {}
         for step in self._steps:
             found.update((name, source.code) for name, source in step.run.sources.items())
@@ -132,24 +132,24 @@ class Executable:
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """What runs each of `partitions`: "opgraph" (a generated kernel), or the name of a library.
+        """The engine of each of `partitions`: "opgraph" (a generated kernel), or the name of a library.
 
-        onnxruntime may refuse a region only when it runs, so this is final after the first call.
+        onnxruntime may refuse a region as late as its first run, so this is final after the first call.
         """
         return tuple(step.run.runs_in for step in self._steps)
 
     @property
     def spins(self) -> bool:
-        """Whether idle threads of onnxruntime spin between calls: those of a lone region do, as in any session.
+        """True if idle threads of onnxruntime spin between calls: those of a lone region do, as in any session.
 
-        For who measures it beside another session, which should do the same.
+        A measurement that compares it with another session should make that session do the same.
         """
         return any(step.run.spins for step in self._steps)
 
     def alone(self) -> tuple[Runner, tuple[int, ...], tuple[int, ...]] | None:
-        """The runner of the only partition, which inputs it reads and which outputs it makes, by position in its order.
+        """The runner of the only partition, and the positions of the inputs that it reads and outputs that it makes.
 
-        None where there are several, or where values come from elsewhere.
+        None if there are several partitions, or if it reads other values. Positions are in the runner's order.
         """
         inputs = {t.id: i for i, t in enumerate(self._ins.tensors)}
         outputs = {t.id: i for i, t in enumerate(self._outs.tensors)}
@@ -165,8 +165,8 @@ class Executable:
 
         Args:
             feeds: arrays by name (or tensor id); an input called `out` goes here.
-            out: where to write: an array for one output, a dict by name for several. Must not overlap an input, but
-                may be one if the graph is a single kernel. torch's autograd is told of writes to tensors.
+            out: target of the results: an array for one output, a dict by name for several. Must not overlap an input,
+                but may be one if the graph is a single kernel. torch's version counters count writes to tensors.
             named: arrays by name.
 
         Returns: the output, or a dict of them in declaration order; `out` where given.
@@ -214,7 +214,7 @@ class Executable:
         self._torch_calls.learn(given, results)
 
     def bind(self, feeds: Mapping[Any, Any] | None = None, /, *, out: Any, **named: Any) -> Callable[[], Any]:
-        """The same call, checked once: returns a function without arguments that runs it again on the same arrays.
+        """Checks a call once, and returns a function without arguments that repeats the call on the same arrays.
 
         For hot loops and CUDA graphs. Arguments and errors are those of a call; `out` is required.
         """
@@ -253,7 +253,7 @@ class Executable:
         return bound
 
     def _written(self, out: Any, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
-        """The tensors that a call with these arguments writes to, as the caller gives them."""
+        """The tensors that a call with these arguments writes to, as passed by the caller."""
         arrays = [] if out is None else list(out.values()) if isinstance(out, Mapping) else [out]
         if self._donated:
             names = {

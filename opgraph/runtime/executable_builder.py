@@ -1,4 +1,4 @@
-"""Putting an executable together: the runner of each partition, and which values go from one to the next."""
+"""Builds an executable: the runner of each partition, and the values passed between them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from opgraph.runtime.runner import KernelRunner, PreparedRunner, Runner
 def assembled(
     graph: Graph, partitions: Sequence[Partition], engine: Engine, rounding: str, *, regroup: bool, waits: bool = False
 ) -> tuple[Wiring, list[Runner]]:
-    """The partitions as they run on an engine, and what runs each; kernels for dense arrays are compiled.
+    """Returns the partitions as they run on an engine, and their runners; compiles kernels for dense arrays.
 
     Args:
-        regroup: whether what stands between two regions of onnxruntime may be regrouped, on a CPU.
-        waits: whether a kernel that is alone is left to its first call, which knows how its arrays are laid out.
+        regroup: whether partitions between two regions of onnxruntime may be regrouped, on a CPU.
+        waits: whether a lone kernel is compiled at its first call, when the layouts of its arrays are known.
 
     Raises:
-        Unimplemented: nothing runs one.
-        DeviceError: a kernel does not compile, a library is missing or refuses its part.
+        Unimplemented: a partition is not supported.
+        DeviceError: a kernel does not compile, a library is missing or refuses its partition.
     """
     if engine.kind == "cuda":
         from opgraph.runtime.gpu_placement import told, wired_on_gpu  # rarely needed
@@ -44,7 +44,7 @@ def assembled(
         runs = _runners(wiring, engine, rounding, waits)
         if all(p.provider != ONNXRUNTIME or run.runs_in == ONNXRUNTIME for p, run in zip(wiring.partitions, runs)):
             return wiring, runs
-    # A region of which onnxruntime refuses one node falls to a slow evaluator as a whole: then small ones are better.
+    # If onnxruntime refuses one node, a slow evaluator runs the whole region: small regions are better then.
     return plain, _runners(plain, engine, rounding, waits)
 
 
@@ -75,8 +75,8 @@ def chained(
     """The steps of an executable.
 
     Args:
-        donate: results by the input that they are written over, both by id.
-        exchange: how arrays get in and out.
+        donate: results by the input that they overwrite, both by id.
+        exchange: imports and exports arrays.
         plans: whether memory may be planned.
     """
     partitions = wiring.partitions
@@ -108,7 +108,7 @@ def chained(
 
 
 def _reads(part: Partition, wiring: Wiring, graph: Graph) -> tuple[int, ...]:
-    """What a partition reads: of sizes alone, an input of the graph as well, which says whose stream it is on."""
+    """Ids that a partition reads. If they are all sizes, an input of the graph is added to determine the stream."""
     reads = tuple(t.id for t in part.input_ports)
     if wiring.sizes is not None and part.provider == NATIVE and wiring.sizes.issuperset(reads):
         return (*reads, *[t.id for t in graph.inputs[:1]])
@@ -131,7 +131,7 @@ def _prepare(runs: Sequence[Runner], partitions: Sequence[Partition]) -> None:
 
 
 def may_lie_over(graph: Graph, steps: Sequence[Step]) -> list[frozenset[int]]:
-    """For each output, the inputs whose memory it may be: what the one kernel has read by then, and itself."""
+    """For each output, the inputs whose memory it may reuse: those that the kernel has read by then, and itself."""
     (step,) = steps
     assert isinstance(step.run, KernelRunner)
     passed = {t.id for t in graph.outputs}
@@ -151,13 +151,13 @@ def may_lie_over(graph: Graph, steps: Sequence[Step]) -> list[frozenset[int]]:
 
 
 def defaults_on(graph: Graph, engine: Engine, exchange: Exchange) -> Mapping[str, Any]:
-    """The defaults of inputs, where the engine works."""
+    """The defaults of inputs, on the engine's device."""
     if not graph.defaults or engine.kind == "cpu":
         return graph.defaults
     from opgraph.runtime import cuda  # needs CuPy
 
     with cuda.OnDevice(engine.index):
         there = {n: cuda.CUPY.from_host(a, engine.index) for n, a in graph.defaults.items()}
-    cuda.wait(engine.index, None)  # other streams do not wait for these copies by themselves
+    cuda.wait(engine.index, None)  # other streams do not wait for these copies
     found: Mapping[str, Any] = exchange.imported(there, {})[0]
     return found

@@ -1,4 +1,4 @@
-"""Partitions in a row: run one by one on any arrays, or from a list of launches prepared for arrays of known shapes."""
+"""Runs partitions in order: one by one on any arrays, or from launches prepared for arrays of known shapes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from opgraph.runtime.io_binding import Looks, UnboundError
 from opgraph.runtime.prepared_calls import Frame, ShapeSet, key_of
 from opgraph.runtime.runner import Repeated, Runner
 
-#: Sets of shapes for which memory and launches are kept.
+#: The number of shape sets for which memory and launches are kept.
 MAX_SHAPE_SETS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One partition: which values it reads and makes, and which nobody reads afterwards."""
+    """One partition: ids of the values that it reads and makes, and of those that no later step reads."""
 
     run: Runner
     reads: tuple[int, ...]
@@ -37,8 +37,8 @@ class Chain:
         inputs, outputs: ids of the graph's, in order.
         names: of every value that a step makes, by id.
         constants: those that are outputs, by id.
-        donated: position and name of each input that a result is written over, and that result's id.
-        exchange: how arrays get in and out.
+        donated: position and name of each input that a result overwrites, and that result's id.
+        exchange: imports and exports arrays.
         plans: whether values between steps may lie in planned memory (on a CPU).
     """
 
@@ -70,10 +70,10 @@ class Chain:
         return self._main
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """The outputs for checked arrays, both in declaration order.
+        """Returns the outputs for checked arrays, both in declaration order.
 
-        The first call with arrays of new shapes finds out what the shapes between the steps are; later ones run from
-        prepared launches, on memory of their own: calls may overlap.
+        The first call with arrays of new shapes determines the shapes between the steps. Later calls run from prepared
+        launches on separate memory, so calls may overlap.
         """
         known = self._known(arrays) if self._plans else None
         if known is None:
@@ -83,7 +83,7 @@ class Chain:
             return self._one_by_one(arrays, outs, known.static, known)
         try:
             results = frame.run(arrays, outs)
-        except Exception:  # a library refuses what it is bound to: a node fails, or a shape depends on data after all
+        except Exception:  # a library refuses its bound arrays: a node fails, or a shape depends on data after all
             results = self._one_by_one(arrays, outs, known.static, known)  # raises where it was a node
             known.is_fixed = False
         else:
@@ -91,26 +91,26 @@ class Chain:
         return results
 
     def bound(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
-        """What repeats a call on the same arrays, and what must be kept for it beside them.
+        """Returns a function that repeats a call on the same arrays, and an object that must be kept alive for it.
 
-        None where it takes a whole call to do so.
+        None if repeating takes a whole call.
         """
         if not self._plans:
             return self._lone(arrays, outs) if len(self.steps) == 1 else self._of_kernels(arrays, outs)
-        self(arrays, outs)  # finds out the shapes
+        self(arrays, outs)  # determines the shapes
         known = self._known(arrays)
         frame = None if known is None else self._frame(known, arrays, outs)
         return None if frame is None else (frame.fixed(arrays, outs), frame)
 
     def shape_set(self, arrays: Sequence[Any]) -> ShapeSet | None:
-        """What is known for arrays of these shapes; runs the steps where that is the first time."""
+        """The ShapeSet of arrays of these shapes; runs the steps if it is not known yet."""
         known = self._known(arrays) if self._plans else None
         if known is not None and known.plan is None:
             self._one_by_one(arrays, None, known.static, known)
         return known
 
     def _lone(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
-        """A kernel whose operands are the graph's inputs and outputs: nothing but its launch."""
+        """The launch of a lone kernel whose operands are the graph's inputs and outputs."""
         step = self.steps[0]
         places = {i: p for p, i in enumerate(self.inputs)}
         if set(step.makes) != set(self.outputs) or not places.keys() >= set(step.reads):
@@ -119,7 +119,7 @@ class Chain:
         return step.run.repeated([arrays[places[i]] for i in step.reads], [ordered[i] for i in step.makes])
 
     def _of_kernels(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
-        """Kernels of a GPU, one launch after the other: what lies between them is allocated once, by a run of them."""
+        """Launches of GPU kernels, in order. Values between them are allocated once, by a run of the kernels."""
         made = {i for step in self.steps for i in step.makes}
         if self._donated or not made >= set(self.outputs):
             return None
@@ -148,7 +148,7 @@ class Chain:
         values: dict[int, Any] = {**self._constants, **static}
         values.update(zip(self.inputs, arrays))
         targets = {} if outs is None else dict(zip(self.outputs, outs))
-        taken: set[int] = set()  # donated inputs that the caller has an output written over
+        taken: set[int] = set()  # donated inputs that overlap an output given by the caller
         for position, name, result in self._donated:
             if targets.get(result) is None:
                 array, others = arrays[position], [a for i, a in enumerate(arrays) if i != position]
@@ -173,7 +173,7 @@ class Chain:
         if known is not None and seen is not None:
             known.learn(self._main, seen, self.names, self.outputs)
         results = [values[i] for i in self.outputs]
-        # What is kept for the next call must not be handed out.
+        # Values kept for the next call must not be returned.
         return [r.copy() if i in static else r for i, r in zip(self.outputs, results, strict=True)]
 
     # -- prepared ---------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Chain:
     def _known(self, arrays: Sequence[Any]) -> ShapeSet | None:
         try:
             key = key_of(arrays)
-        except AttributeError:  # a sequence, text: only ONNX has a word for it
+        except AttributeError:  # a sequence or text: types that only ONNX has
             return None
         known = self._sets.get(key)
         if known is None:
@@ -202,7 +202,7 @@ class Chain:
             return None
         try:
             return known.idle.pop()
-        except IndexError:  # as many calls as ever before run at once
+        except IndexError:  # more calls run at once than ever before
             pass
         try:
             return Frame(self._main, known, self.inputs, self.outputs, self._constants, arrays)
@@ -212,7 +212,7 @@ class Chain:
 
 
 def _looks_of(value: Any) -> Looks | None:
-    """Shape and dtype of a value; None for what is no array of numbers."""
+    """Shape and dtype of a value; None if it is no array of numbers."""
     return (value.shape, value.dtype) if isinstance(value, np.ndarray) and not value.dtype.hasobject else None
 
 

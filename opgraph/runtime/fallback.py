@@ -1,4 +1,4 @@
-"""What runs a fused partition where no C++ compiler is: torch's ops if torch is installed, else NumPy; said once."""
+"""Runs a fused partition without a C++ compiler: with torch's ops if installed, else with NumPy; warns once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _notice(engine: str) -> None:
 
 
 class InterpretedKernel:
-    """A loop run op by op, with the same rounding as the kernel."""
+    """Runs a loop op by op, with the same rounding as the kernel."""
 
     sources = NO_SOURCES
     spins = False
@@ -66,12 +66,12 @@ class InterpretedKernel:
         return TORCH
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        """See Runner: every call allocates."""
+        """See Runner; None, since every call allocates."""
 
     def __call__(
         self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray | None] | None = None
     ) -> list[np.ndarray]:
-        """Runs the loop; as `HostKernel.__call__`."""
+        """Runs the loop; see `HostKernel.__call__`."""
         shapes = [a.shape for a in arrays]
         self._rules.check(shapes)
         if self._rules.may_differ(shapes):
@@ -88,7 +88,7 @@ class InterpretedKernel:
 
 
 def _owned(results: Sequence[np.ndarray], loads: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-    """Results in memory of their own: those of an Identity or a BroadcastTo are views of an operand."""
+    """Returns results in separate memory: those of an Identity or a BroadcastTo are views of an operand."""
     found: list[np.ndarray] = []
     for result in results:
         is_view = any(a is not None and np.may_share_memory(result, a) for a in (*loads, *found))

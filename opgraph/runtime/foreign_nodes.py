@@ -1,4 +1,4 @@
-"""Whether ONNX nodes that a graph brings along can be computed: by onnx and onnxruntime, their gradients by torch."""
+"""Checks that a graph's ONNX nodes can be computed: by onnx and onnxruntime, their gradients by torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from opgraph.partition.partition import NATIVE
 
 
 def check_onnx(op: Op) -> None:
-    """Raises NotInstalled where nothing is there that computes an ONNX node."""
+    """Raises NotInstalled if no installed library computes an ONNX node."""
     require("onnx", "ort", "an ONNX node needs", op.label)
 
 
 def check_foreign(ops: Iterable[Op]) -> None:
-    """Whether torch gives the gradients of ONNX nodes that are among some ops.
+    """Checks that torch computes the gradients of the ONNX nodes among some ops.
 
     Raises:
         Unimplemented: torch is missing, or has no form for a node; all such nodes are named.

@@ -1,8 +1,8 @@
-"""How an imported graph is run on a GPU: which library runs each op that is not fused, and what stays on the host.
+"""Placement of an imported graph on a GPU: the library of each op that is not fused, and the values on the host.
 
-A region of ONNX nodes is split: what torch has a form of runs in torch, beside the graph's native library ops and on
-the caller's memory. The rest is onnxruntime's, bound to device memory where it has CUDA, and by way of the host where
-it has not; that is said in a warning. Sizes (what `Shape` says, and arithmetic with it) stay on the host all the way.
+A region of ONNX nodes is split. Nodes with a torch form run in torch on the caller's memory, like the graph's native
+library ops. onnxruntime runs the rest: on device memory if it has CUDA, else through the host, with a warning. Sizes
+(results of `Shape`, and arithmetic with them) always stay on the host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _SIZES = "carries sizes: runs on the host"
 
 
 def wired_on_gpu(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
-    """The partitions of a graph (those that an output needs), regrouped for a GPU.
+    """Regroups the partitions of a graph (those that an output needs) for a GPU.
 
-    A graph without ONNX nodes keeps its partitions, and so does every graph where torch sees no GPU.
+    A graph without ONNX nodes keeps its partitions. If torch sees no GPU, every graph does.
     """
     plain = Wiring(partitions=tuple(partitions), first=0, reasons={}, sizes=frozenset())
     if not any(p.provider == ONNXRUNTIME for p in partitions) or not torch_on_gpu():
@@ -63,7 +63,7 @@ def wired_on_gpu(graph: Graph, partitions: Sequence[Partition]) -> Wiring:
 
 
 def told(wiring: Wiring, runs: Sequence[Runner]) -> Wiring:
-    """The same, with what each library op of a graph runs in, and warned of what goes by way of the host."""
+    """Adds the library of each library op to the reasons, and warns of partitions that go through the host."""
     reasons = dict(wiring.reasons)
     placed = list(zip(wiring.partitions, runs, strict=True))
     for part, run in placed:
@@ -81,14 +81,14 @@ def told(wiring: Wiring, runs: Sequence[Runner]) -> Wiring:
 
 
 def is_hosted(run: Runner) -> bool:
-    """Whether a runner on a GPU goes by way of the host."""
+    """True if a runner on a GPU goes through the host."""
     from opgraph.runtime.cuda_exchange import Hosted  # needs CuPy
 
     return isinstance(run, Hosted)
 
 
 def warn_of_hosted(runs: Sequence[tuple[Partition, Runner]]) -> None:
-    """One warning for all partitions of a graph that go by way of the host, with what a call pays."""
+    """Gives one warning for all partitions of a graph that go through the host, with the cost of a call."""
     parts = [(part, run) for part, run in runs if is_hosted(run)]
     if not parts:
         return
@@ -109,7 +109,7 @@ def warn_of_hosted(runs: Sequence[tuple[Partition, Runner]]) -> None:
 
 
 def _bytes(tensors: Sequence[LogicalTensor]) -> str:
-    """What tensors take, as far as it is known."""
+    """The size of tensors as text, as far as it is known."""
     known = [t.mem_size for t in tensors if t.has_known_shape and t.dtype in BY_NAME]
     total = f"{sum(known) / 2**20:.1f} MiB" if sum(known) >= 2**20 else f"{sum(known) / 2**10:.1f} KiB"
     return total if len(known) == len(tensors) else f"{total} and what has no known size" if known else "all operands"

@@ -1,4 +1,4 @@
-"""Binding a call's arrays to the inputs and outputs of a graph: by name, checked, never converted silently."""
+"""Binds a call's arrays to the inputs and outputs of a graph: by name, checked, never converted silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ports:
     Args:
         tensors: in declaration order.
         what: "input" or "output", for messages.
-        defaults: what a port has where a call gives nothing, by name.
+        defaults: arrays for ports that a call gives nothing for, by name.
     """
 
     def __init__(self, tensors: Sequence[LogicalTensor], what: str, defaults: Mapping[str, Any] | None = None) -> None:
@@ -35,15 +35,15 @@ class Ports:
         self._symbolic = symbolic(self.tensors)
 
     def bind(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> list[Any]:
-        """The arrays in declaration order.
+        """Returns the arrays in declaration order.
 
         Args:
             feeds: by name or tensor id.
             named: by name.
 
         Raises:
-            InvalidArguments: a missing or unknown name, something that is no array.
-            InvalidDataType, InvalidShape: an array that does not fit its declaration.
+            InvalidArguments: a name is missing or unknown, or a value is no array.
+            InvalidDataType, InvalidShape: an array does not fit its declaration.
         """
         given = named if feeds is None else self.by_name(feeds, named)
         if self._defaults:
@@ -75,10 +75,10 @@ class Ports:
         return arrays
 
     def by_name(self, feeds: Mapping[Any, Any] | None, named: Mapping[str, Any]) -> Mapping[Any, Any]:
-        """What is given, by name alone.
+        """Returns the given arrays by name only.
 
         Raises:
-            InvalidArguments: feeds that are no dict, a name that is given twice.
+            InvalidArguments: `feeds` is no dict, or a name is given twice.
         """
         if feeds is None:
             return named
@@ -123,7 +123,7 @@ class Ports:
         )
 
     def _number(self, value: bool | int | float, tensor: LogicalTensor) -> np.ndarray:
-        """A number of Python's in the dtype of a port: rounded to floats, in any other dtype itself or refused."""
+        """Converts a Python number to a port's dtype: rounded for a float dtype; for any other, exact or refused."""
         dtype = dtypes.get(tensor.dtype)
         try:
             made = np.asarray(value, dtype.numpy)
@@ -139,7 +139,7 @@ class Ports:
 
 
 def _read_only(array: Any) -> Any:
-    """A default as calls see it: one that is an output, too, must not change for further calls."""
+    """A read-only view of a default: one that is also an output must not change for later calls."""
     if not isinstance(array, np.ndarray):
         return array
     seen = array.view()
@@ -148,14 +148,14 @@ def _read_only(array: Any) -> Any:
 
 
 def _numpy_dtype(tensor: LogicalTensor) -> np.dtype[Any] | None:
-    """The dtype that arrays must have; None for what only ONNX has a word for (text, sequences, u16), and checks."""
+    """The dtype that arrays must have; None for types that only ONNX has (text, sequences, u16), and checks."""
     return None if tensor.dtype == dtypes.UNDEF else dtypes.get(tensor.dtype, where=tensor.label).numpy
 
 
 def fits(shape: Sequence[int], dims: Sequence[int | str | None]) -> bool:
-    """Whether a shape is one of these dimensions, as far as they are numbers."""
+    """True if a shape has these dimensions, as far as they are numbers."""
     found = len(shape) == len(dims)
-    for size, dim in zip(shape, dims):  # a generator would cost more than all it compares
+    for size, dim in zip(shape, dims):  # a generator would cost more than the comparisons
         found = found and (size == dim or not isinstance(dim, int))
     return found
 
@@ -165,7 +165,7 @@ Symbolic: TypeAlias = tuple[tuple[int, str, tuple[tuple[int, str], ...]], ...]
 
 
 def symbolic(tensors: Sequence[LogicalTensor]) -> Symbolic:
-    """What `check_symbols` compares, of ports of which arrays are checked."""
+    """The ports with symbols, for `check_symbols`; only those whose arrays are checked."""
     found = []
     for place, tensor in enumerate(tensors):
         axes = tuple((axis, dim) for axis, dim in enumerate(tensor.dims or ()) if isinstance(dim, str))
@@ -175,12 +175,12 @@ def symbolic(tensors: Sequence[LogicalTensor]) -> Symbolic:
 
 
 def check_symbols(ports: Symbolic, arrays: Sequence[Any], what: str, of: str = "") -> None:
-    """Raises InvalidShape where dimensions of one symbol differ; shapes fit the declarations otherwise.
+    """Raises InvalidShape if dimensions of one symbol differ; shapes must fit the declarations otherwise.
 
     Args:
-        ports: as `symbolic` gives them.
-        arrays: one for each port, those without symbols included.
-        what, of: around the names in the message.
+        ports: the result of `symbolic`.
+        arrays: one for each port, including those without symbols.
+        what, of: text around the names in the message.
     """
     seen: dict[str, tuple[int, str]] = {}
     for place, name, axes in ports:
@@ -196,7 +196,7 @@ def check_symbols(ports: Symbolic, arrays: Sequence[Any], what: str, of: str = "
 
 
 def check_shape(shape: tuple[int, ...], dims: Dims, where: str) -> None:
-    """Raises InvalidShape where an array's shape contradicts declared dimensions."""
+    """Raises InvalidShape if an array's shape contradicts declared dimensions."""
     if dims is not None and not fits(shape, dims):
         raise _refused(shape, dims, where)
 

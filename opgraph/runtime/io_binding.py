@@ -1,4 +1,4 @@
-"""A kernel bound to arrays: everything is worked out but the launch."""
+"""Kernels bound to arrays: only the launch remains."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Bound(Protocol):
     """A partition bound to arrays of fixed shapes and strides, whose addresses may change.
 
     Attributes:
-        launch: runs it; takes nothing, checks nothing, and holds only addresses of what this object keeps.
+        launch: runs it; takes no arguments, checks nothing, and holds only addresses of arrays that this object keeps.
     """
 
     launch: Callable[[], None]
 
     def read(self, index: int, array: np.ndarray) -> None:
-        """Makes the partition read an input from here; the caller keeps the array alive."""
+        """Makes the partition read an input from `array`; the caller keeps the array alive."""
 
     def write(self, index: int, array: np.ndarray) -> None:
-        """Makes the partition write an output here."""
+        """Makes the partition write an output to `array`."""
 
 
 #: Shape and dtype of a value.
@@ -34,7 +34,7 @@ Looks: TypeAlias = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 class UnboundError(Exception):
-    """A step does not run on bound buffers; the steps run one by one then."""
+    """A step does not run on bound buffers; in this case the steps run one by one."""
 
 
 @runtime_checkable
@@ -42,14 +42,14 @@ class BoundRunner(Protocol):
     """A runner that can be bound to arrays."""
 
     def bound(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> Bound:
-        """The partition on these arrays.
+        """Returns the partition bound to these arrays.
 
         Raises:
             UnboundError: it does not run on given memory (any more).
         """
 
     def may_write_over(self, arrays: Sequence[Looks], outs: Sequence[Looks]) -> list[list[int]]:
-        """For each output, the inputs in whose place it may be written, were they row-major arrays of these looks."""
+        """For each output, the inputs that it may overwrite, given row-major arrays of these shapes and dtypes."""
 
 
 class BoundKernel:

@@ -1,6 +1,6 @@
-"""Kernels of the CPU that run one after the other, launched by one call into native code.
+"""Launches CPU kernels one after the other, with one call into native code.
 
-Measured with kernels of 64 elements, the kernels included: 1.3 us each when Python launches them, 0.17 in a sequence.
+Measured with kernels of 64 elements, kernels included: 1.3 us each when launched from Python, 0.17 us in a sequence.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KernelLaunch(Generic[AnyPlan]):
     """One kernel of a sequence.
 
     Attributes:
-        plan: the prepared call, as the kernel's `plan` gives it.
+        plan: the prepared call, a result of the kernel's `plan`.
         operands: for each array that the kernel reads (its `reads`) and then writes, the array's place among the
             addresses of the sequence's call, and an offset in bytes from there.
     """
@@ -43,10 +43,10 @@ class KernelSequence:
 
     Args:
         launches: at least one; later kernels may read what earlier ones write.
-        count: how many addresses a call gives.
+        count: the number of addresses of a call.
 
     Raises:
-        InvalidArguments: a kernel over no elements, operands that do not fit a kernel, or a place that no call gives.
+        InvalidArguments: a kernel has no elements, operands do not fit a kernel, or a place is not in a call.
         DeviceError: the native loop does not compile.
 
     Example: `KernelSequence([KernelLaunch(first, ((0, 0), (1, 0))), KernelLaunch(second, ((1, 0), (2, 0)))], 3)` runs
@@ -61,7 +61,7 @@ class KernelSequence:
             check_launch(item, wanted, count, f"kernel {number} of a sequence")
         self._work = max((item.plan.workspace for item in self.launches), default=0)
         self._size = max((item.plan.size for item in self.launches), default=0)
-        #: Where one thread does it all, `entry(pack(*addresses))` is a call, without any Python function; else None.
+        #: If one thread runs all kernels, `entry(pack(*addresses))` is a call without a Python function; else None.
         self.direct: tuple[Callable[[bytes], None], Callable[..., bytes]] | None = None
         self._is_logged = any(isinstance(item.plan.entry, Logged) for item in self.launches)
         if self._is_logged:
@@ -75,7 +75,7 @@ class KernelSequence:
             self.direct = self._entry, partial(self._packed, 1, 0)
 
     def __call__(self, *addresses: int) -> None:
-        """Runs the kernels on arrays at these addresses, each laid out like the one that its plan was made for."""
+        """Runs the kernels on arrays at these addresses, each with the layout that its plan was made for."""
         if self.direct is not None:
             entry, pack = self.direct
             entry(pack(*addresses))
@@ -90,7 +90,7 @@ class KernelSequence:
         self._entry(self._packed(count, parallel or 0, *addresses))
 
     def _one_by_one(self, addresses: Sequence[int]) -> None:
-        """The same from Python: by its threads where the process has no OpenMP, or where calls are logged."""
+        """The same from Python: with its threads if the process has no OpenMP, or if calls are logged."""
         for item in self.launches:
             base = item.plan.pointers()
             given = iter(item.operands)
@@ -104,14 +104,14 @@ class KernelSequence:
 
 @cache
 def native_entry(skeleton: str, name: str, result: Any) -> Callable[[bytes], Any]:
-    """A function of a native loop of `kernels/`, which takes the address of one call; compiled when first asked for.
+    """Returns a function of a native loop in `kernels/` that takes the address of one call; compiled at the first use.
 
     Raises:
-        DeviceError: no compiler, or it refused the source.
+        DeviceError: there is no compiler, or it refused the source.
     """
     source = KernelSource(entry=name, functor="", code=spliced(skeleton), tags={})
     address = ctypes.cast(cpu_compiler.load(source, ()), ctypes.c_void_p).value
-    # A prototype of one argument: ctypes takes 0.1 us for it, and 0.5 us for the six of a kernel.
+    # A prototype with one argument: ctypes takes 0.1 us for it, and 0.5 us for a kernel's six.
     return ctypes.CFUNCTYPE(result, ctypes.c_char_p)(address or 0)
 
 
@@ -119,11 +119,11 @@ def check_launch(item: KernelLaunch[Any], wanted: int, count: int, where: str) -
     """Checks one launch of a sequence.
 
     Args:
-        wanted: the arrays of its kernel; 0 where it has nothing to compute.
-        count: the addresses of a call.
+        wanted: the number of arrays of its kernel; 0 if it has nothing to compute.
+        count: the number of addresses of a call.
 
     Raises:
-        InvalidArguments: a kernel over no elements, operands that do not fit it, or a place that no call gives.
+        InvalidArguments: the kernel has no elements, operands do not fit it, or a place is not in a call.
     """
     if not wanted:
         raise InvalidArguments("it has no elements", where=where, fix="fill its results without a kernel")
@@ -141,7 +141,7 @@ def check_launch(item: KernelLaunch[Any], wanted: int, count: int, where: str) -
 
 
 def _program(launches: Sequence[KernelLaunch[Plan]], fixed: Sequence[Slots], workspace: int) -> list[int]:
-    """What kernels/cpu/kernel_sequence.h reads; sums of large kernels have their memory at place `workspace`.
+    """The words that kernels/cpu/kernel_sequence.h reads; sums of large kernels have their memory at `workspace`.
 
     Args:
         fixed: the slots of each plan.

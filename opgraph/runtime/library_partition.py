@@ -1,4 +1,4 @@
-"""Library partitions of kinds that have records: run by torch where it is installed, else by the reference."""
+"""Runs library partitions whose op kinds have records: with torch if installed, else with the reference."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class OpLibrary(Protocol):
-    """What runs single ops, on values of its own."""
+    """A library that runs single ops, on values of its own type."""
 
     def enter(self, array: np.ndarray) -> Any:
-        """An array as the library has it, on the same memory where that is possible."""
+        """Converts an array to the library's type, on the same memory where possible."""
 
     def run(self, op: Op, record: OpDef, values: Sequence[Any]) -> Sequence[Any]:
-        """The results of an op, in the dtypes that the op declares; they may be views of values."""
+        """Returns the results of an op, in the dtypes that the op declares; they may be views of values."""
 
     def leave(self, value: Any) -> np.ndarray:
-        """A value as a dense array, on the same memory where that is possible."""
+        """Converts a value to a dense array, on the same memory where possible."""
 
 
 def torch_on_gpu() -> bool:
-    """Whether torch is installed and runs on GPUs."""
+    """True if torch is installed and runs on GPUs."""
     if importlib.util.find_spec("torch") is None:
         return False
     from opgraph.runtime.providers.torch_ops import sees_gpus  # needs torch
@@ -46,13 +46,13 @@ def torch_on_gpu() -> bool:
 
 
 def native_runner(partition: Partition, engine: Engine, sizes: Collection[int] = ()) -> Runner:
-    """What runs a partition of library ops on an engine: torch on the caller's memory, or NumPy.
+    """Returns the runner of a partition of library ops on an engine: torch on the caller's memory, or NumPy.
 
     Args:
         sizes: ids of the values that stay on the host where the engine is a GPU.
 
     Raises:
-        Unimplemented: the gradient of an ONNX node that torch does not run, or without torch.
+        Unimplemented: torch does not run the gradient of an ONNX node, or is missing.
     """
     check_foreign(partition.ops)
     program = Program(partition)
@@ -83,7 +83,7 @@ class _Step:
 
 
 class Program:
-    """The ops of a partition in order, and when each value was read last."""
+    """The ops of a partition in order, and the last reader of each value."""
 
     def __init__(self, partition: Partition) -> None:
         self.inputs = [t.id for t in partition.input_ports]
@@ -99,13 +99,13 @@ class Program:
             self.steps.append(_Step(op, record, frees, known))
 
     def run(self, library: OpLibrary, values: dict[int, Any]) -> list[Any]:
-        """The values of the outputs.
+        """Runs the ops; returns the values of the outputs.
 
         Args:
-            values: of inputs and constants, by tensor id; used up.
+            values: those of inputs and constants, by tensor id; the dict is modified.
 
         Raises:
-            InvalidShape: shapes that nobody knew before, or that are others than declared, do not fit together.
+            InvalidShape: shapes that were unknown before, or differ from the declared ones, do not fit together.
         """
         for step in self.steps:
             given = [values[t.id] for t in step.op.inputs]
@@ -118,7 +118,7 @@ class Program:
             try:
                 made = library.run(step.op, step.record, given)
             except RuntimeError:
-                check_shapes(step.op, step.record, given)  # those that a model declares need not be true
+                check_shapes(step.op, step.record, given)  # shapes that a model declares need not be correct
                 raise
             values.update(zip((t.id for t in step.op.outputs), made, strict=True))
             for id in step.frees:
@@ -130,7 +130,7 @@ class NativePartition:
     """A partition on the CPU.
 
     Args:
-        library: what runs its ops.
+        library: runs its ops.
     """
 
     sources = NO_SOURCES
@@ -147,16 +147,16 @@ class NativePartition:
         return "NumPy" if isinstance(self._library, NumpyOps) else "torch"
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
-        """See Runner: every call allocates."""
+        """See Runner; None, since every call allocates."""
 
     def __call__(self, arrays: Sequence[np.ndarray], outs: Sequence[Any] | None = None) -> list[np.ndarray]:
         """Runs the ops.
 
         Args:
             arrays: one for each input port; any strides.
-            outs: where to write, one for each output port, or None for those that are to be allocated.
+            outs: arrays to write to, one for each output port, or None for those that are to be allocated.
 
-        Returns: one array for each output port, row-major and on memory of its own.
+        Returns: one array for each output port, row-major and in separate memory.
 
         Raises:
             InvalidShape: the arrays do not fit together, or one of `outs` does not have its result's shape.
@@ -164,7 +164,7 @@ class NativePartition:
         values = dict(self._constants)
         values.update((id, self._library.enter(a)) for id, a in zip(self._program.inputs, arrays, strict=True))
         made = [self._library.leave(v) for v in self._program.run(self._library, values)]
-        # A reshape is a view: what leaves must not change with what came in, nor with another result.
+        # A reshape is a view: a result must not share memory with an input or another result.
         taken = [*arrays, *self._program.constants.values()]
         for index, array in enumerate(made):
             if any(np.may_share_memory(array, other) for other in taken):
@@ -179,7 +179,7 @@ class NumpyOps:
     """The definitions of the ops, in NumPy."""
 
     def enter(self, array: np.ndarray) -> np.ndarray:
-        """The array."""
+        """Returns the array."""
         return array
 
     def run(self, op: Op, record: OpDef, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -187,5 +187,5 @@ class NumpyOps:
         return by_reference(op, record, values, [t.dtype for t in op.outputs])
 
     def leave(self, value: np.ndarray) -> np.ndarray:
-        """The array, made dense."""
+        """Returns the array, dense."""
         return np.asarray(value, order="C")

@@ -1,4 +1,4 @@
-"""Whether arrays have memory in common, with each other or with themselves."""
+"""Checks if arrays have memory in common, with each other or with themselves."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: Steps after which two arrays whose spans meet are taken to share memory; slices of one array need a few.
+#: Search steps after which two arrays with overlapping spans are assumed to share memory; slices of one array need few.
 _MAX_WORK = 1000
 
 
 def share_memory(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have memory in common; interleaved halves of one array have not."""
+    """True if two arrays have memory in common; interleaved halves of one array have none."""
     if not np.may_share_memory(one, other):
         return False
     try:
@@ -21,10 +21,10 @@ def share_memory(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def repeats_memory(shape: Sequence[int], strides: Sequence[int], size: int = 1) -> bool:
-    """Whether two elements may lie on the same memory, as along a broadcast axis or in overlapping windows.
+    """True if two elements may lie on the same memory, as along a broadcast axis or in overlapping windows.
 
     Args:
-        strides: in units of which an element takes `size`.
+        strides: in the unit of `size`, the size of one element.
     """
     if 0 in shape:
         return False

@@ -1,4 +1,4 @@
-"""Where the values between the steps of an executable lie: one block of memory, planned by how long each is needed."""
+"""Plans memory for the values between the steps of an executable: one block, planned by the lifetimes of the values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: Every buffer starts at a multiple of this: a cache line, and a vector of AVX-512.
+#: Every buffer starts at a multiple of this: the size of a cache line, and of an AVX-512 vector.
 ALIGNMENT = 64
 
 
@@ -15,11 +15,11 @@ class Value:
     """A value between two steps, before it has a place.
 
     Attributes:
-        id: of its tensor.
-        name: for people.
-        size: bytes.
+        id: the id of its tensor.
+        name: for display.
+        size: in bytes.
         first, last: the step that makes it, and the last one that reads it.
-        may_lie_over: values that the step reads for the last time, and whose memory it may write to as it reads.
+        may_lie_over: values that the step `first` reads for the last time and may overwrite while reading.
     """
 
     id: int
@@ -35,9 +35,9 @@ class Buffer:
     """A planned value.
 
     Attributes:
-        value: what lies there.
+        value: the value.
         offset: in bytes, from the start of the block.
-        over: the value whose memory it takes over in the step that makes it; None: it shares memory with none.
+        over: the value whose memory it takes over in the step that makes it; None if it takes over none.
     """
 
     value: Value
@@ -46,13 +46,13 @@ class Buffer:
 
     @property
     def end(self) -> int:
-        """Behind its last byte."""
+        """The offset after its last byte."""
         return self.offset + self.value.size
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """A block of memory and who lies where; prints as a table.
+    """A block of memory and the places of its values; prints as a table.
 
     Attributes:
         buffers: in the order in which they are made.
@@ -64,13 +64,13 @@ class MemoryPlan:
 
     @property
     def size_apart(self) -> int:
-        """Bytes that the same values would take side by side."""
+        """The bytes that the same values would take side by side."""
         return sum(_rounded(b.value.size) for b in self.buffers)
 
     def clashes(self) -> list[tuple[int, int]]:
-        """Pairs of values, by id, that share bytes while both are needed; none, if the plan is right.
+        """Pairs of values, by id, that share bytes while both are needed; empty if the plan is correct.
 
-        A value that takes over another's memory in the last step that reads it is no clash.
+        A value may take over another's memory in the last step that reads that one: this is no clash.
         """
         found = []
         alive: list[Buffer] = []
@@ -99,16 +99,16 @@ class MemoryPlan:
 
 
 def planned(values: Iterable[Value]) -> MemoryPlan:
-    """A place for each value, such that no two that are needed at once share a byte.
+    """Chooses a place for each value, such that no two values that are needed at once share a byte.
 
-    Step by step, a new value goes where one that it may lie over was, else into the smallest gap that is large enough,
-    else to the end. Cost: a logarithm for each value, and the number of gaps.
+    In the order of steps, a new value takes the place of one that it may overwrite, else the smallest gap that is large
+    enough, else the end. The cost per value is a logarithm plus the number of gaps.
     """
     order = sorted(values, key=lambda v: (v.first, -v.size, v.id))
     gaps = _Gaps()
     placed: dict[int, Buffer] = {}
     taken_over: set[int] = set()
-    ending: list[tuple[int, int]] = []  # (last step, id) of what is alive
+    ending: list[tuple[int, int]] = []  # (last step, id) of values that are alive
     for value in order:
         while ending and ending[0][0] < value.first:
             _, id = ending.pop(0)
@@ -141,7 +141,7 @@ class _Gaps:
         self._free: list[tuple[int, int]] = []  # (offset, size), by offset, no two touching
 
     def take(self, size: int) -> int:
-        """The offset of a piece, which is free no more."""
+        """Allocates a piece; returns its offset."""
         fitting = [(free, offset) for offset, free in self._free if free >= size]
         if not size or not fitting:
             return self._grow(size)
@@ -159,7 +159,7 @@ class _Gaps:
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """Makes a piece free again, joined with free neighbours."""
+        """Frees a piece, and joins it with free neighbours."""
         joined: list[tuple[int, int]] = []
         for at, free in self._free:
             if at + free == offset:

@@ -1,4 +1,4 @@
-"""Errors of the CUDA engine in words: kernels that NVRTC refuses, and what CUDA itself refuses."""
+"""Error messages of the CUDA engine: for kernels that NVRTC refuses, and for calls that CUDA refuses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from opgraph.codegen.kernel import KernelSource
 from opgraph.errors import DeviceError
 
 _SHOWN = 20
-#: cudaErrorStreamCaptureUnsupported and those that follow it; the driver has the same numbers.
+#: cudaErrorStreamCaptureUnsupported and the errors after it; the driver has the same numbers.
 _CAPTURE = range(900, 909)
-#: Errors after which CUDA refuses the process everything: hardware exceptions, illegal accesses, failed launches.
+#: Errors after which CUDA refuses all calls of the process: hardware exceptions, illegal accesses, failed launches.
 _LOST = (214, 702, 709, 710, *range(714, 720), 700)
 _LINE_NUMBER = re.compile(r"\((\d+)\): ")
 
@@ -37,7 +37,7 @@ def refused(log: str, source: KernelSource, labels: Sequence[str]) -> DeviceErro
 
 
 def too_old(device: int, capability: str, entry: str) -> DeviceError:
-    """The error of a kernel that NVRTC refuses for a GPU older than kernels are written for.
+    """The error for a kernel that NVRTC refuses because the GPU is older than kernels are written for.
 
     Args:
         capability: as in "75".
@@ -50,7 +50,7 @@ def too_old(device: int, capability: str, entry: str) -> DeviceError:
 
 
 def no_memory(what: str, size: int, free: int, total: int) -> DeviceError:
-    """The error of an allocation of `size` bytes on a GPU that has `free` of `total` bytes."""
+    """The error for an allocation of `size` bytes on a GPU that has `free` of `total` bytes."""
     return DeviceError(
         f"the GPU has no memory for {what}: it takes {size / 2**30:.2f} GiB, {free / 2**30:.2f} of {total / 2**30:.2f} "
         "GiB are free",
@@ -60,15 +60,15 @@ def no_memory(what: str, size: int, free: int, total: int) -> DeviceError:
 
 
 def is_fault(error: Any) -> bool:
-    """Whether an error of CUDA is one after which a process can only end."""
+    """True if a process cannot use CUDA any more after this error."""
     return int(error.status) in _LOST
 
 
 def refused_by_cuda(what: str, error: Any) -> DeviceError:
-    """The error of something that the CUDA runtime or driver refused.
+    """The error for a call that the CUDA runtime or driver refused.
 
     Args:
-        what: what was to be loaded or copied.
+        what: the object that was to be loaded or copied.
         error: CuPy's CUDARuntimeError or CUDADriverError.
     """
     status = int(error.status)
@@ -82,7 +82,7 @@ def refused_by_cuda(what: str, error: Any) -> DeviceError:
 
 
 def refused_in_capture(what: str, error: Exception) -> DeviceError:
-    """The error of something that is not allowed while a CUDA graph is captured; `what` as above."""
+    """The error for a call that is not allowed while a CUDA graph is captured; `what` as above."""
     return DeviceError(
         f"CUDA refused {what}: {error}",
         where='engine "cuda"',

@@ -1,4 +1,4 @@
-"""Where a kernel's operands come from: which array each load reads, and the layout that arrays of given shapes have."""
+"""The operands of a kernel: the array that each load reads, and the layout for arrays of given shapes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from opgraph.runtime.shape_rules import ShapeRules, check_out_shape
 
 
 class Operands:
-    """The loads of a loop, bound to the inputs that a kernel is called with.
+    """The loads of a loop, bound to the inputs of a kernel's calls.
 
     Args:
-        lowered: the loop and the tensors behind its operands.
-        inputs: the tensors of a call, in order; further operands must be constants.
-        rules: what the ops ask of the shapes of a call.
-        sums_last: whether the kernel writes sums when it has read everything.
+        lowered: the loop and the tensors of its operands.
+        inputs: the tensors of a call, in order; all other operands must be constants.
+        rules: the shape rules of the ops.
+        sums_last: whether the kernel writes sums only after it has read everything.
 
     Attributes:
         given: (load, input) for each load that reads an input.
@@ -53,7 +53,7 @@ class Operands:
         }
 
     def with_scalars(self, scalars: Mapping[int, float]) -> Operands:
-        """The same operands with other values for constants, by their loads, rounded to the constants' dtypes."""
+        """Returns the operands with other values for constants, by their loads, rounded to the constants' dtypes."""
         made = copy.copy(self)
         made._constants = dict(self._constants)
         for load, value in scalars.items():
@@ -64,10 +64,10 @@ class Operands:
     def layout(
         self, shapes: Sequence[Shape], strides: Sequence[Strides], out_strides: Sequence[Strides | None] | None = None
     ) -> Layout:
-        """The layout for inputs of these shapes and strides (in elements).
+        """Returns the layout for inputs of these shapes and strides (in elements).
 
         Args:
-            out_strides: of each result; row-major where None.
+            out_strides: the strides of each result; row-major where None.
 
         Raises:
             InvalidShape: the shapes do not broadcast.
@@ -91,12 +91,12 @@ class Operands:
         out_shapes: Sequence[Shape | None],
         out_strides: Sequence[Strides | None],
     ) -> Layout | None:
-        """The same for a call, with everything checked: `out_shapes` are those of the arrays that are given.
+        """The same for a call, with all checks: `out_shapes` are the shapes of the output arrays where given.
 
-        Returns: None where the ops make another shape of no elements than the loop; `by_definition` runs them.
+        Returns: None if the ops make an empty result of another shape than the loop; `by_definition` runs them.
 
         Raises:
-            InvalidShape: the shapes do not broadcast, an op does not take them, or the result's is another.
+            InvalidShape: the shapes do not broadcast, an op does not accept them, or an output's shape is wrong.
         """
         if self._rules is not None:
             self._rules.check(shapes)
@@ -114,24 +114,24 @@ class Operands:
         return layout if layout is not None and tuple(layout.results) == tuple(results) else None
 
     def results(self, shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-        """The shapes of the results, by the rules of the ops. Raises InvalidShape where an op does not take these."""
+        """The shapes of the results, by the rules of the ops. Raises InvalidShape if an op does not accept `shapes`."""
         assert self._rules is not None
         return self._rules.results(shapes)
 
     def by_definition(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The results for the inputs of a call, made by one op after the other."""
+        """The results for the inputs of a call, computed op by op."""
         assert self._rules is not None
         return self._rules.by_definition(arrays)
 
     def lies_over(self, source: int, result: int) -> bool:
-        """Whether a result may be exactly the memory of an input of its dtype, shape and strides; both by position."""
+        """True if a result may be exactly the memory of an input of its dtype, shape and strides; both by position."""
         loads = [load for load, given in self.given if given == source]
         return lies_over(self.loop, loads, result, sums_last=self._sums_last)
 
     def probable_layout(self, dims: Sequence[Dims], low: int = 24) -> Layout | None:
         """The layout of row-major inputs of these dimensions, with a guess for sizes that are not known yet.
 
-        None where even the number of dimensions is unknown, or the guesses do not fit together.
+        None if even the number of dimensions is unknown, or the guesses do not fit together.
 
         Args:
             low: the smallest guess.
@@ -166,10 +166,10 @@ class Operands:
 
 
 def copied_into(out: np.ndarray, result: np.ndarray) -> np.ndarray:
-    """`out`, with a result copied into it.
+    """Copies a result into `out` and returns `out`.
 
     Raises:
-        InvalidShape: it has another shape.
+        InvalidShape: `out` has another shape.
     """
     check_out_shape(out.shape, result.shape)
     np.copyto(out, result, casting="no")

@@ -1,4 +1,4 @@
-"""Waiting for several compilers at once: each is a process, or a library that lets other threads run."""
+"""Runs several compilers in parallel: each is a process, or a library that lets other threads run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Makes calls, as many at a time as there are processors; raises what the first of them raises."""
+    """Runs calls in parallel, as many at a time as there are processors; raises the error of the first that fails."""
     if len(calls) == 1:
         calls[0]()
     elif calls:

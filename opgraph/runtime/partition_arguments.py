@@ -1,4 +1,4 @@
-"""Binding the arrays of an execution to the ports of a compiled partition: by id, checked, never converted."""
+"""Binds the arrays of an execution to the ports of a compiled partition: by id, checked, never converted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from opgraph.runtime.graph_arguments import fits
 
 
 def bound(given: Mapping[int, Any], wanted: Mapping[int, LogicalTensor], what: str, engine: Engine) -> list[Any]:
-    """The arrays in the order of the ports that they are for.
+    """Returns the arrays in the order of their ports.
 
     Raises:
-        InvalidArguments: no dict, an id that is missing or no port's, an array that does not fit.
+        InvalidArguments: `given` is no dict, an id is missing or not that of a port, or an array does not fit.
     """
     if not isinstance(given, Mapping):
         raise InvalidArguments(
@@ -60,7 +60,7 @@ def _checked(array: Any, tensor: LogicalTensor, what: str) -> Any:
     dtype = dtypes.get(tensor.dtype).numpy
     check_unmasked(array, f"{tensor.label} in {what}")
     is_array = hasattr(array, "dtype") and hasattr(array, "shape") and not isinstance(array, np.generic)
-    # What only a library infers may be unknown until it has run.
+    # A shape that only a library infers may be unknown until it has run.
     if not is_array or array.dtype != dtype or not (tensor.dims is None or fits(array.shape, tensor.dims)):
         got = f"{array.dtype}{list(array.shape)}" if is_array else type(array).__name__
         raise InvalidArguments(

@@ -1,8 +1,8 @@
-"""The cache of compiled partitions: what was compiled once is not compiled again, whatever its ids and names.
+"""The cache of compiled partitions: a partition is compiled once, independent of its ids and names.
 
-The key of a partition is its structure: kinds, attributes, wiring, declared dtypes and shapes, constants by their bits;
-with the engine and the logical tensors that it is compiled for. A rebuilt graph finds what the first one compiled.
-oneDNN's key holds ids and names as well, so that there a rebuilt graph is compiled anew.
+The key of a partition is its structure (kinds, attributes, connections, declared dtypes and shapes, constants by their
+bits), the engine, and the logical tensors that it is compiled for. A rebuilt graph reuses the partitions of the first.
+oneDNN's key holds ids and names as well, so a rebuilt graph is compiled again there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opgraph.runtime.engine import Engine
 
 #: As in oneDNN.
 DEFAULT_CAPACITY = 1024
-#: Partitions with more bytes of constants are not kept: a cache must not hold on to weights.
+#: Partitions with more bytes of constants are not cached: a cache must not keep weights alive.
 MAX_CONSTANT_BYTES = 1 << 16
 
 #: The key of one entry.
@@ -31,7 +31,7 @@ Key: TypeAlias = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """What the cache holds, and how often it was asked."""
+    """The contents of the cache in numbers, and its hits and misses."""
 
     hits: int
     misses: int
@@ -40,7 +40,7 @@ class CacheInfo:
 
 
 class PartitionCache:
-    """Compiled partitions by key, the least recently used given up first; safe for threads."""
+    """Compiled partitions by key; the least recently used is evicted first. Thread-safe."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._entries: OrderedDict[Key, Any] = OrderedDict()
@@ -49,7 +49,7 @@ class PartitionCache:
         self._hits = self._misses = 0
 
     def find(self, key: Key) -> Any:
-        """The entry, or None."""
+        """Returns the entry, or None."""
         with self._lock:
             found = self._entries.get(key)
             if found is None:
@@ -60,17 +60,17 @@ class PartitionCache:
             return found
 
     def store(self, key: Key, entry: Any) -> None:
-        """Keeps an entry, and no more than the capacity."""
+        """Stores an entry, and evicts entries beyond the capacity."""
         with self._lock:
             self._entries[key] = entry
             while len(self._entries) > self.capacity:
                 self._entries.popitem(last=False)
 
     def set_capacity(self, capacity: int) -> None:
-        """Sets how many entries are kept at most; 0 empties the cache and switches it off.
+        """Sets the largest number of entries; 0 empties the cache and switches it off.
 
         Raises:
-            InvalidArguments: no int, or a negative one.
+            InvalidArguments: the capacity is no int, or negative.
         """
         if type(capacity) is not int or capacity < 0:
             raise InvalidArguments(f"{capacity!r} is no capacity", where="set_capacity", fix="give an int >= 0")
@@ -89,15 +89,15 @@ CACHE = PartitionCache()
 
 
 def get_compiled_partition_cache_capacity() -> int:
-    """How many compiled partitions are kept at most. Source: oneDNN Graph."""
+    """The largest number of compiled partitions in the cache. Source: oneDNN Graph."""
     return CACHE.capacity
 
 
 def set_compiled_partition_cache_capacity(capacity: int) -> None:
-    """Sets how many compiled partitions are kept at most (1024 at first); 0 empties the cache and switches it off.
+    """Sets the largest number of compiled partitions (1024 at first); 0 empties the cache and switches it off.
 
     Raises:
-        InvalidArguments: no int, or a negative one.
+        InvalidArguments: the capacity is no int, or negative.
 
     Source: oneDNN Graph.
     """
@@ -113,7 +113,7 @@ def compiled_partition_cache_info() -> CacheInfo:
 
 
 class Structure:
-    """What a partition computes, its hash worked out once."""
+    """The computation of a partition, as a key with a precomputed hash."""
 
     __slots__ = ("_hash", "parts")
 
@@ -134,7 +134,7 @@ _structures: WeakKeyDictionary[Partition, Structure | None] = WeakKeyDictionary(
 def key_of(
     partition: Partition, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], engine: Engine
 ) -> Key | None:
-    """The key of a compilation; None for what is not kept, or has to be looked at with care before it is compiled."""
+    """The key of a compilation; None if it is not cached, or its arguments need the checks of a compilation."""
     structure = _structures.get(partition, partition)
     if structure is partition:
         structure = _structures[partition] = _structure(partition)
@@ -155,7 +155,7 @@ def key_of(
 
 
 def _structure(partition: Partition) -> Structure | None:
-    """None where a partition runs in a library that looks at more than its ops, or has large constants."""
+    """A partition's structure; None if it runs in a library that reads more than its ops, or has large constants."""
     if partition.kind != FUSED and partition.provider != NATIVE:
         return None
     number: dict[int, int] = {}

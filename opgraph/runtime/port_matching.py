@@ -1,4 +1,4 @@
-"""Matching the logical tensors of a compile to the ports of a partition, and inferring what they leave open."""
+"""Matches the logical tensors of a compilation to the ports of a partition, and infers the shapes that they omit."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from opgraph.runtime.shape_rules import inferred
 def matched(
     partition: Partition, inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor], where: str
 ) -> tuple[dict[int, LogicalTensor], dict[int, LogicalTensor]]:
-    """Inputs and outputs by id, in the order of the ports, shapes known wherever the ops tell them.
+    """Returns inputs and outputs by id, in the order of the ports, with the shapes that the ops determine.
 
     Raises:
-        InvalidArguments: a port without its logical tensor, two that differ for one, a dtype, shape or layout that is
-            not known or not the port's.
+        InvalidArguments: a port has no logical tensor, or two that differ; a dtype, shape or layout is unknown, or
+            not that of the port.
         InvalidShape: a given shape disagrees with the declared or the inferred one.
     """
     given_in, given_out = _by_id(inputs, where), _by_id(outputs, where)

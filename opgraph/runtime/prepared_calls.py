@@ -1,4 +1,4 @@
-"""Calls prepared for arrays of known shapes: planned memory, and a list of launches bound to it."""
+"""Calls prepared for arrays of known shapes: planned memory, and a list of launches that are bound to it."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from opgraph.runtime.memory_plan import ALIGNMENT, MemoryPlan, Value, planned
 if TYPE_CHECKING:
     from opgraph.runtime.executor import Step
 
-#: What binds an operand of a step: which one, and its place among the inputs or outputs of the call.
+#: The function that binds an operand of a step, the operand, and its place among the inputs or outputs of the call.
 Move: TypeAlias = tuple[Callable[[int, np.ndarray], None], int, int]
 
 
 def key_of(arrays: Sequence[Any]) -> Any:
-    """What calls that may share a frame have in common."""
+    """The key of calls that may share a frame: shapes and strides."""
     return tuple([(a.shape, a.strides) for a in arrays])
 
 
 class ShapeSet:
-    """What is known for one set of shapes of the inputs.
+    """The prepared data for one set of shapes of the inputs.
 
     Args:
-        static: the values that depend on the shapes alone, by id; nobody writes to them.
+        static: the values that depend on the shapes alone, by id; they are never written to.
 
     Attributes:
         looks: shape and dtype of every other value that a step makes, once they are known.
-        plan: where those that are no outputs lie.
-        is_fixed: whether these shapes and the steps can be relied on; where a shape depends on data, they cannot.
+        plan: the memory plan of the values that are not outputs.
+        is_fixed: False if the steps cannot be prepared, for example because a shape depends on data.
         idle: frames that no call is using.
     """
 
@@ -48,8 +48,8 @@ class ShapeSet:
         """Plans memory.
 
         Args:
-            seen: how the values look that the steps read and make; None for what is no array of numbers.
-            names: of the values that steps make.
+            seen: shape and dtype of the values that the steps read and make; None for a value that is no numeric array.
+            names: names of the values that steps make.
         """
         looks = {i: found for i, found in seen.items() if found is not None}
         if len(looks) != len(seen) or not all(isinstance(step.run, BoundRunner) for step in steps):
@@ -62,7 +62,7 @@ class ShapeSet:
 def _values(
     steps: Sequence[Step], looks: Mapping[int, Looks], names: Mapping[int, str], outputs: set[int]
 ) -> list[Value]:
-    """The values between steps. Outputs are no such: they are the caller's, and lie nowhere in planned memory."""
+    """The values between steps. Outputs are excluded: the caller owns them, and they are not in planned memory."""
     made = {i for step in steps for i in step.makes}
     last = {i: place for place, step in enumerate(steps) for i in step.reads}
     values = []
@@ -97,13 +97,13 @@ class Frame:
 
     Args:
         steps: those that run in every call.
-        known: with a plan.
+        known: the shape set, with a plan.
         inputs, outputs: ids of the graph's.
         constants: those that are outputs, by id.
         arrays: inputs of these shapes and strides.
 
     Raises:
-        UnboundError: a step that does not run on given memory.
+        UnboundError: a step does not run on given memory.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Frame:
     ) -> None:
         assert known.plan is not None
         between = {**known.static, **_laid_out(known.plan, known.looks)}
-        # Outputs are the caller's, or made anew for each call: these here only have their looks.
+        # The caller owns the outputs, or each call makes new ones. These arrays only have their shapes and dtypes.
         made = {i: np.empty(*known.looks[i]) for i in outputs if i in known.looks}
         values = {**between, **made, **dict(zip(inputs, arrays, strict=True))}
         place_in = {i: place for place, i in enumerate(inputs)}
@@ -141,10 +141,10 @@ class Frame:
             self._writing += [(bound.write, k, place_out[i]) for k, i in enumerate(step.makes) if i in place_out]
 
     def run(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray] | None) -> list[np.ndarray]:
-        """One call.
+        """Runs one call.
 
-        Returns: the outputs, `outs` where given and written to. An output that is an input or a constant is that
-            itself, so the caller copies it.
+        Returns: the outputs, `outs` where given and written to. For an output that is an input or a constant, that
+            array itself is returned, so the caller copies it.
         """
         results = self._bound(arrays, outs)
         for launch in self._launches:
@@ -152,7 +152,7 @@ class Frame:
         return results
 
     def fixed(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> Callable[[], None]:
-        """What repeats a call on the same arrays, as long as the frame and they are kept. The frame is used up."""
+        """Returns a function that repeats a call on the same arrays; keep them and the frame, which is then in use."""
         results = self._bound(arrays, outs)
         launches = tuple(self._launches)
         copies = [(out, result) for out, result in zip(outs, results, strict=True) if out is not result]
@@ -166,7 +166,7 @@ class Frame:
         return run
 
     def _bound(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray] | None) -> list[np.ndarray]:
-        """The outputs of a call, everything bound to them and to its inputs."""
+        """Binds all launches to the inputs and outputs of a call; returns the outputs."""
         results: list[Any] = [looks and np.empty(*looks) for looks in self._made] if outs is None else list(outs)
         for read, k, place in self._reading:
             read(k, arrays[place])
@@ -180,7 +180,7 @@ class Frame:
 
 
 def _laid_out(plan: MemoryPlan, looks: Mapping[int, Looks]) -> dict[int, np.ndarray]:
-    """Arrays on a new block of memory, as planned."""
+    """Returns the arrays of a plan, on a new block of memory."""
     block = np.empty(plan.size + ALIGNMENT, np.uint8)
     start = -block.__array_interface__["data"][0] % ALIGNMENT
     found = {}

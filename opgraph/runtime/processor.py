@@ -1,4 +1,4 @@
-"""The processor of this machine: what kernels for it are compiled by, and kept under on disk."""
+"""The processor of this machine, which determines the code of kernels and is part of their key in the disk cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 
 @cache
 def identity() -> str:
-    """What -march=native depends on: a home directory may be shared with a machine that has an older processor."""
+    """The text that -march=native depends on: a machine with an older processor may share the home directory."""
     try:
         with open("/proc/cpuinfo", "rb") as file:
             head = file.read(16384).decode(errors="replace")
@@ -19,10 +19,10 @@ def identity() -> str:
 
 
 def has_avx512() -> bool:
-    """Whether it has what kernels/math/lanes.h asks for."""
+    """True if it has the instructions that kernels/math/lanes.h requires."""
     return {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= set(identity().split())
 
 
 def owns_lines() -> bool:
-    """Whether kernels should look after the lines that they write to (kernels/math/lane_memory.h): on Intel's."""
+    """True on Intel processors: kernels should prefetch or bypass the lines that they write to (lane_memory.h)."""
     return "GenuineIntel" in identity()

@@ -1,4 +1,4 @@
-"""The reference: any graph, op by op, in NumPy. In float64 it is the truth that every test measures against."""
+"""The reference: runs any graph op by op in NumPy. In float64 it is the ground truth of every test."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from opgraph.runtime import array_exchange
 from opgraph.runtime.foreign_nodes import check_foreign, check_onnx
 from opgraph.runtime.graph_arguments import Ports
 
-#: Runs an op that opgraph has no formula for: the op and its inputs in, its outputs out.
+#: A function that runs an op without a formula in opgraph: it takes the op and its inputs, and returns its outputs.
 Foreign: TypeAlias = Callable[[Op, tuple[np.ndarray, ...]], Sequence[np.ndarray]]
-#: Sees every value that an op makes.
+#: A callback for every value that an op produces.
 Watch: TypeAlias = Callable[[LogicalTensor, np.ndarray], None]
 
 
@@ -39,23 +39,22 @@ def evaluate(
     """Runs a graph by the definitions of its ops, one after the other.
 
     Args:
-        graph: finalized by this call if need be.
-        feeds: arrays by name or tensor id, for names that are no identifiers; NumPy, torch, or anything with DLPack.
+        graph: finalized by this call if necessary.
+        feeds: arrays by name or tensor id, for names that are no identifiers; NumPy, torch, or any object with DLPack.
             dtypes and shapes must be those declared.
-        dtype: "f64": every float tensor is computed in float64, and casts between floats do nothing: the truth. Another
-            float dtype: the same in that one. None: every op's result is rounded to its declared dtype; f16 and bf16
-            ops compute in f32 and round once.
-        foreign: runs ops that carry a foreign one; it gets arrays in the working dtype, and what it returns is
-            converted to that. When left out, onnx's own evaluator runs those that an ONNX model brought along, and
-            torch their gradients.
+        dtype: "f64": every float tensor is computed in float64, and casts between floats do nothing: the ground truth.
+            Another float dtype: the same in that dtype. None: every op's result is rounded to its declared dtype; f16
+            and bf16 ops compute in f32 and round once.
+        foreign: runs ops that wrap a foreign op. It receives arrays in the working dtype, and its results are converted
+            to that dtype. If omitted, onnx's own evaluator runs the nodes of an ONNX model, and torch their gradients.
         watch: called with each tensor that an op makes, and its value, which it must not change.
-        named: arrays by name. An input called `dtype`, `foreign` or `watch` goes by dict.
+        named: arrays by name. An input called `dtype`, `foreign` or `watch` must be in `feeds`.
 
     Returns: the output, or a dict of them by name in declaration order; in the kind of array that was given.
 
     Raises:
-        InvalidArguments, InvalidDataType, InvalidShape: arrays that do not fit the declarations, or each other.
-        Unimplemented: an op without a formula, and no `foreign`; a formula that needs SciPy, without it.
+        InvalidArguments, InvalidDataType, InvalidShape: arrays do not fit the declarations, or each other.
+        Unimplemented: an op has no formula and there is no `foreign`, or a formula needs SciPy, which is missing.
     """
     if dtype is not None and dtype not in dtypes.FLOATS:
         raise InvalidArguments(
@@ -77,10 +76,10 @@ def evaluate(
 def results_of(
     ops: Sequence[Op], outputs: Sequence[LogicalTensor], inputs: Mapping[int, np.ndarray]
 ) -> list[np.ndarray]:
-    """What ops without a foreign one make, each result rounded to its declared dtype.
+    """The results of ops that wrap no foreign ones, each rounded to its declared dtype.
 
     Args:
-        inputs: by tensor id; of constants none is needed.
+        inputs: by tensor id; constants need not be given.
 
     Raises:
         InvalidShape: the inputs do not fit an op.
@@ -117,7 +116,7 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
     arrays = tuple(values[t.id] for t in op.inputs)
     if record.reference is None:
         return [] if not op.outputs else _run_foreign(op, arrays, dtype, foreign)
-    # Known shapes were checked when the graph was finalized; what a carried node made may have another one.
+    # Known shapes were checked when the graph was finalized; the result of a foreign node may have another shape.
     if record.inputs_that_say_shapes(op) or any(
         t.dims != array.shape for t, array in zip(op.inputs, arrays, strict=True)
     ):
@@ -133,7 +132,7 @@ def _run(op: Op, values: Mapping[int, np.ndarray], dtype: str | None, foreign: F
 def by_reference(
     op: Op, record: opdef.OpDef, arrays: Sequence[np.ndarray], result_dtypes: Sequence[str]
 ) -> list[np.ndarray]:
-    """The results of one op by its definition, each in a dtype: f16 and bf16 compute in f32 and round once."""
+    """The results of one op by its definition, each in its given dtype: f16 and bf16 compute in f32 and round once."""
     assert record.reference is not None
     wide = [a.astype(np.float32) if a.dtype.itemsize == 2 else a for a in arrays]
     told = {"to": result_dtypes[0]} if record.by_dtype else {}
@@ -167,7 +166,7 @@ def _run_foreign(
 
 
 def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> list[np.ndarray]:
-    """An ONNX node by onnx's own evaluator, its gradient by torch."""
+    """Runs an ONNX node with onnx's own evaluator, its gradient with torch."""
     if opdef.get(op.kind, where=op.label).foreign == NATIVE:
         check_foreign([op])
         from opgraph.runtime.providers.torch_onnx.adjoint import reference_adjoint  # needs torch
@@ -180,12 +179,12 @@ def _by_library(op: Op, arrays: tuple[np.ndarray, ...], dtype: str | None) -> li
 
 
 def _value(made: Any) -> Any:
-    """An array; what is none in ONNX either stays as it is: a sequence, an absent optional."""
+    """Converts to an array; a value that is no array in ONNX (a sequence, an absent optional) stays unchanged."""
     return made if made is None or isinstance(made, list) else np.asarray(made)
 
 
 def _in_working_dtype(array: Any, dtype: str | None) -> Any:
-    # An ONNX model may bring along dtypes that opgraph has no word for; they pass as they are.
+    # An ONNX model may have dtypes that opgraph lacks; they pass unchanged.
     if isinstance(array, list):
         return [_in_working_dtype(_value(item), dtype) for item in array]
     if array is None:
@@ -196,10 +195,10 @@ def _in_working_dtype(array: Any, dtype: str | None) -> Any:
 
 
 def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
-    """The op's shape rule on the shapes at hand, where the declared ones left something open.
+    """Applies the op's shape rule to actual shapes, for a case where the declared ones are incomplete.
 
     Args:
-        arrays: of its inputs, of any library. The rule sees the numbers in those that say a shape.
+        arrays: its inputs, of any library. The rule reads the numbers in inputs that specify a shape.
 
     Raises:
         InvalidShape: the arrays do not fit together.
@@ -212,7 +211,7 @@ def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
     where = f"{op.label} (shapes: {', '.join(str(list(a.shape)) for a in arrays)})"
     for tensor, dims in zip(op.outputs, inferred_dims(record, actual, op.attrs, where), strict=False):
         declared = tensor.dims
-        # Of an op whose attributes come as data the shape shows only in its result.
+        # If the attributes of an op are input data, only its result shows the shape.
         fits = (
             declared is None
             or dims is None
@@ -230,10 +229,10 @@ def check_shapes(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> None:
 
 
 def told_numbers(op: Op, record: opdef.OpDef, arrays: Sequence[Any]) -> dict[int, np.ndarray]:
-    """The numbers in the inputs that say a shape, by tensor id.
+    """The numbers in the inputs that specify a shape, by tensor id.
 
     Args:
-        arrays: of the inputs of the op, of any library.
+        arrays: the inputs of the op, of any library.
     """
     said = {t.id for t in record.inputs_that_say_shapes(op)}
     return {

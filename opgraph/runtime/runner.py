@@ -1,4 +1,4 @@
-"""What runs a partition, whatever it is made of: the one list of what the rest of the runtime asks of it."""
+"""The interface between the runtime and anything that executes a partition."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from opgraph.ir.logical_tensor import Dims
     from opgraph.runtime.operands import Operands
 
-#: What `runs_in` says of a generated kernel.
+#: The value of `runs_in` for a generated kernel.
 GENERATED = "opgraph"
-#: The `sources` of what no kernel is generated for.
+#: The `sources` of a runner without generated kernels.
 NO_SOURCES: Mapping[str, KernelSource] = MappingProxyType({})
-#: What repeats a call on the same arrays and checks nothing, and what must be kept for it beside them.
+#: A function that repeats a call on the same arrays without checks, and an object that must be kept alive for it.
 Repeated: TypeAlias = tuple[Callable[[], None], Any]
 
 
 class Runner(Protocol):
-    """What runs a partition: arrays of its input ports in, arrays of its output ports out."""
+    """Executes a partition: takes arrays of its input ports, and returns arrays of its output ports."""
 
     @property
     def runs_in(self) -> str:
@@ -28,17 +28,17 @@ class Runner(Protocol):
 
     @property
     def sources(self) -> Mapping[str, KernelSource]:
-        """The generated kernels so far, by name."""
+        """The kernels generated so far, by name."""
 
     @property
     def spins(self) -> bool:
-        """Whether idle threads of its library spin between calls."""
+        """True if idle threads of its library spin between calls."""
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """The results; `outs` where given and written to."""
+        """Runs the partition; returns the results, which are `outs` where given and written to."""
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
-        """The same call with everything worked out; None where it takes a whole call."""
+        """Returns the prepared call; None if repeating takes a whole call."""
 
 
 @runtime_checkable
@@ -47,7 +47,7 @@ class KernelRunner(Runner, Protocol):
 
     @property
     def operands(self) -> Operands:
-        """What the kernel reads, and which results may lie over it."""
+        """The operands of the kernel, and the results that may overwrite them."""
 
 
 @runtime_checkable
@@ -55,4 +55,4 @@ class PreparedRunner(Protocol):
     """A runner that can compile its kernel before the first call."""
 
     def prepare(self, dims: Sequence[Dims]) -> None:
-        """Compiles what dense inputs of these dimensions will need."""
+        """Compiles the kernels that dense inputs of these dimensions will need."""

@@ -1,8 +1,8 @@
-"""Calls of a graph that is one region of a library: handed on at once, where they look like calls before.
+"""Fast path for a graph that is one region of a library: calls like earlier ones go directly to the library.
 
-A call that prepares nothing anew still takes some 5000 instructions of Python and of onnxruntime's bindings. Behind a
-model that has filled the caches they are read from memory again: measured with an EfficientNet of 1.7 ms, 100 us. What
-is left here is what the library's own interface does.
+A prepared call still takes about 5000 instructions of Python and of onnxruntime's bindings. After a model that has
+filled the caches, they are read from memory again: measured with an EfficientNet of 1.7 ms, this takes 100 us. The fast
+path only does what the library's own interface does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor, port_name
 from opgraph.runtime.bounded_dict import Bounded
 
-#: Sets of shapes that are remembered.
+#: The number of shape sets that are cached.
 _MAX_SHAPES = 64
-#: Bytes of outputs above which it is faster to have them written where they are wanted: a library copies them.
+#: Above this many bytes of outputs, writing directly to their targets is faster: on this path the library copies them.
 _FEW_BYTES = 64 * 1024
 
 
@@ -27,17 +27,17 @@ class Feedable(Protocol):
     """A runner that takes arrays by name."""
 
     def names(self, reads: Sequence[int], makes: Sequence[int]) -> tuple[list[str], list[str]] | None:
-        """What it calls its inputs and outputs, given by id; None where it needs them checked or wrapped."""
+        """Its names for inputs and outputs, given by id; None if it needs them checked or wrapped."""
 
     def feed(self, arrays: Mapping[str, np.ndarray], outputs: list[str]) -> list[np.ndarray]:
-        """Its outputs. Whatever fails raises what the library raises."""
+        """Runs the partition; returns its outputs. A failure raises the library's error."""
 
 
 class WholeGraph:
     """A graph whose only partition takes arrays by name.
 
     Args:
-        run: the partition's.
+        run: the partition's runner.
         inputs, outputs: the graph's.
         names: of the partition's inputs and outputs, in this order.
     """
@@ -51,7 +51,7 @@ class WholeGraph:
         self._seen: Bounded[tuple[tuple[int, ...], ...], None] = Bounded(_MAX_SHAPES)
 
     def __call__(self, given: Any) -> list[np.ndarray] | None:
-        """The outputs; None where the call has to be looked at: other types or shapes than before, or an error."""
+        """Returns the outputs; None if the normal path must handle the call: new types or shapes, or an error."""
         if type(given) is not dict or len(given) != len(self._ports):
             return None
         feeds: dict[str, np.ndarray] = {}
@@ -66,12 +66,12 @@ class WholeGraph:
             return None
         try:
             return self._run.feed(feeds, self._outputs)
-        except Exception:  # the call as it always is raises it again, in its own words
+        except Exception:  # the normal path raises it again, with its own message
             self._seen.pop(shapes, None)
             return None
 
     def learn(self, arrays: Sequence[Any], results: Sequence[Any]) -> None:
-        """Remembers the shapes of a call that went well."""
+        """Stores the shapes of a successful call."""
         if sum(r.nbytes for r in results) <= _FEW_BYTES:
             self._seen[tuple([a.shape for a in arrays])] = None
 
@@ -79,7 +79,7 @@ class WholeGraph:
 def whole_graph(
     steps: Sequence[Any], inputs: Sequence[LogicalTensor], outputs: Sequence[LogicalTensor]
 ) -> WholeGraph | None:
-    """For a graph that is one partition of a library, and nothing else."""
+    """Returns the fast path of a graph that is exactly one partition of a library; None for other graphs."""
     if len(steps) != 1 or not isinstance(steps[0].run, Feedable):
         return None
     (step,) = steps

@@ -1,4 +1,4 @@
-"""What ops ask of shapes and make of them, where sizes are first known in a call."""
+"""Shape checks and shape inference of ops, for sizes that are first known in a call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from opgraph.partition.partition import Partition
 class ShapeRules:
     """The shape rules of a fused partition.
 
-    A kernel broadcasts whatever fits, and would take a bias of one element where the op wants one for each channel.
-    What was known when the graph was finalized was checked then. What is declared of values in between does not count:
-    models state sizes there that hold for one batch alone. Nor do ops that no result needs.
+    A kernel broadcasts all shapes that fit: it would accept a bias of one element where the op requires one for each
+    channel. Shapes that were known when the graph was finalized were checked then. Declared shapes of intermediate
+    values are ignored: models declare sizes there that hold for one batch only. So are ops that no result needs.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -41,39 +41,39 @@ class ShapeRules:
         self._accepted: Sequence[tuple[int, ...]] | None = None
 
     def check(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Raises InvalidShape, with the op, where arrays of these shapes, one for each port, break a rule."""
+        """Raises InvalidShape, with the op, if arrays of these shapes, one for each port, break a rule."""
         if self._ops and shapes != self._accepted:
             inferred(self._ops, _of_shapes(self._ports, shapes))
             self._accepted = shapes
 
     def may_differ(self, shapes: Sequence[tuple[int, ...]]) -> bool:
-        """Whether the ops may make of these shapes, of no elements, what a kernel does not.
+        """True if the ops and a kernel may give different results, because a shape has no elements.
 
-        A reshape makes any shape that has none: [0,3,5] becomes [0,3], where a kernel that takes the 5 for a 1 makes
-        [0,15]. So does a kernel with rows beside such a reshape, whose axes it has. And a sum over rows of nothing is
-        0, also where a kernel takes a factor that is no number out of it.
+        A reshape makes any empty shape: [0,3,5] becomes [0,3], where a kernel that takes the 5 for a 1 makes [0,15]. A
+        kernel with rows next to such a reshape, whose axes it has, does the same. And a sum over empty rows is 0, even
+        where a kernel takes a NaN factor out of it.
         """
         return any(0 in shape for shape in shapes) and self._takes_elements_for_granted
 
     def results(self, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """The shapes that the ops make of arrays of these. Raises InvalidShape where an op does not take them."""
+        """The result shapes of the ops for these input shapes. Raises InvalidShape if an op does not accept them."""
         known = inferred(self._needed, _of_shapes(self._ports, shapes))
         return tuple(known[t.id].shape for t in self._results)
 
     def by_definition(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """What the ops make of arrays, one op after the other."""
+        """The results of the ops for these arrays, computed op by op."""
         from opgraph.runtime.reference import results_of  # rarely needed
 
         return results_of(self._needed, self._results, dict(zip((t.id for t in self._ports), arrays, strict=True)))
 
 
 def _asks_more(op: Op) -> bool:
-    """Whether the shape rule of an op takes less than what broadcasts."""
+    """True if the shape rule of an op is stricter than broadcasting."""
     return opdef.of(op).infer is not broadcast_rule or op.attrs.get("auto_broadcast") == "none"
 
 
 class ShapesAhead:
-    """The shapes of a whole graph, before the first of its steps writes to what a caller gave."""
+    """Checks the shapes of a whole graph before its first step writes to arrays of the caller."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -82,8 +82,8 @@ class ShapesAhead:
         self._accepted: object = None
 
     def check(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> None:
-        """Raises InvalidShape where an op does not take these inputs, or does not make what an output has room for."""
-        shapes = [getattr(a, "shape", None) for a in arrays]  # a sequence of ONNX has none
+        """Raises InvalidShape if an op does not accept these inputs, or an output array has not its result's shape."""
+        shapes = [getattr(a, "shape", None) for a in arrays]  # an ONNX sequence has none
         given = [] if outs is None else [a.shape for a in outs]
         inputs = self._graph.inputs
         numbers = [a.tolist() if t.id in self._said else None for t, a in zip(inputs, arrays, strict=True)]
@@ -114,12 +114,12 @@ def inferred(
     inputs: Mapping[int, LogicalTensor],
     settled: Callable[[Op, LogicalTensor, Dims], LogicalTensor] = _as_inferred,
 ) -> dict[int, LogicalTensor]:
-    """Every tensor that ops read or make, by id, with the dimensions that follow from these inputs.
+    """Returns every tensor that ops read or make, by id, with the dimensions inferred from these inputs.
 
     Args:
         ops: in topological order.
         inputs: by id.
-        settled: a result of an op, given what its rule says; what is declared of it counts nothing where left out.
+        settled: returns an op's result tensor, given its inferred dims. The default ignores the declared dims.
 
     Raises:
         InvalidShape: the inputs do not fit an op.
@@ -133,7 +133,7 @@ def inferred(
 
 
 def check_out_shape(out: tuple[int, ...], result: tuple[int, ...]) -> None:
-    """Raises InvalidShape where an output array does not have the result's shape."""
+    """Raises InvalidShape if an output array does not have the result's shape."""
     if tuple(out) != tuple(result):
         raise InvalidShape(
             f"an output array has shape {tuple(out)}, the result {tuple(result)}",

@@ -1,9 +1,9 @@
 """Threads of the CPU engine: the OpenMP runtime that the process already has.
 
-With torch loaded, its idle OpenMP workers spin; a second runtime or a pool of our own beside it runs at half its speed
-or worse, so kernels get the `GOMP_parallel` that torch has loaded. After a fork, OpenMP hangs in the child: there
-everything runs single-threaded. A machine without any OpenMP runtime gets a pool of Python threads: a kernel lets go of
-the interpreter while it runs.
+With torch loaded, its idle OpenMP workers spin. A second runtime or a separate pool next to it runs at half its speed
+or worse, so kernels use the `GOMP_parallel` that torch has loaded. After a fork, OpenMP hangs in the child, so
+everything runs single-threaded there. A machine without any OpenMP runtime uses a pool of Python threads: a kernel
+releases the interpreter lock while it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
 
-#: Elements under which one thread does it all: waking a second one costs more than it saves.
+#: Below this number of elements, one thread does all work: waking a second one costs more than it saves.
 SINGLE_THREADED = 64 * 1024
 
 
@@ -30,7 +30,7 @@ class Team:
 
     Attributes:
         parallel: address of GOMP_parallel, or None.
-        max_threads: omp_get_max_threads, so that OMP_NUM_THREADS and torch.set_num_threads count; of a pool no limit.
+        max_threads: omp_get_max_threads, which respects OMP_NUM_THREADS and torch.set_num_threads; no limit for a pool.
     """
 
     parallel: int | None
@@ -51,7 +51,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def team(size: int) -> tuple[int, int | None]:
-    """(threads, address of GOMP_parallel) for a call of `size` elements; without an address, `run_in_pool`."""
+    """(threads, address of GOMP_parallel) for a call of `size` elements; without an address, use `run_in_pool`."""
     if size < SINGLE_THREADED or _forked:
         return 1, None
     with_torch = "torch" in sys.modules
@@ -65,10 +65,10 @@ def _team(with_torch: bool) -> Team:
 
 
 def limit() -> int | None:
-    """How many threads a library may use beside the kernels; None: as many as the machine has cores.
+    """The number of threads that a library may use next to the kernels; None: the number of the machine's cores.
 
-    What holds for kernels: the cores that this process may run on, and what torch or OpenMP were told. onnxruntime
-    counts the machine's cores instead, and then two of its threads spin on one.
+    The limit is that of kernels: the cores that this process may run on, and the settings of torch or OpenMP.
+    onnxruntime counts the machine's cores instead, and two of its threads then spin on one.
     """
     count = min(_team("torch" in sys.modules).max_threads(), len(os.sched_getaffinity(0)))
     return None if count >= (os.cpu_count() or 1) else count
@@ -82,7 +82,7 @@ def _pool() -> ThreadPoolExecutor:
 
 
 def run_in_pool(work: Callable[[int, int], object], size: int, count: int) -> None:
-    """Calls `work(begin, end)` for `count` pieces of `size` elements at once, and waits."""
+    """Calls `work(begin, end)` for `count` pieces of `size` elements in parallel, and waits."""
     step = -(-size // count)
     waiting = [_pool().submit(work, begin, min(begin + step, size)) for begin in range(0, size, step)]
     for piece in waiting:
@@ -103,15 +103,15 @@ def _find(with_torch: bool) -> Team:
 
 
 def _loaded(path: str) -> ctypes.CDLL:
-    """An OpenMP runtime whose idle threads sleep, unless the process had it already, or the user said otherwise.
+    """Loads an OpenMP runtime; its idle threads sleep, unless it was loaded before, or the user chose otherwise.
 
-    They would spin on the cores that onnxruntime's threads, or another program's, could use. Measured on 2 cores:
-    an EfficientNet of 39 kernels and 33 onnxruntime regions takes 64 ms spinning, 3.3 ms sleeping; one kernel of 1M
-    floats after a pause on a busy machine 20 ms and 0.5 ms. Waking a thread costs some 20 us.
+    Spinning threads would occupy cores that onnxruntime's threads, or another program's, could use. Measured on 2
+    cores: an EfficientNet of 39 kernels and 33 onnxruntime regions takes 64 ms spinning, 3.3 ms sleeping; one kernel of
+    1M floats after a pause on a busy machine takes 20 ms and 0.5 ms. Waking a thread costs about 20 us.
     """
     policy = "OMP_WAIT_POLICY"
     before = os.environ.get(policy)
-    os.environ[policy] = before or "passive"  # the library reads it when it is loaded, and never again
+    os.environ[policy] = before or "passive"  # the library reads it only while it is loaded
     try:
         return ctypes.CDLL(path)
     finally:

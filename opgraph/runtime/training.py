@@ -1,4 +1,4 @@
-"""Training: an executable that also gives the function from gradients of its outputs to gradients of its inputs."""
+"""Training: an executable that also returns the function from gradients of its outputs to gradients of its inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from opgraph.transforms.units import freed
 class TrainableExecutable(Executable):
     """An executable with a backward pass; made by `compile(graph, wrt=...)`.
 
-    Nothing is kept from forward to backward but what `saved_tensors` lists, and nothing of that is ever written to.
+    Only the tensors listed by `saved_tensors` are kept from forward to backward, and they are never written to.
     """
 
     def __init__(
@@ -51,35 +51,35 @@ class TrainableExecutable(Executable):
         self._forward: Executable = (
             Executable(plan.forward, engine, donate=donate, rounding=rounding, regroup=False) if keeps_more else self
         )
-        #: What backward calls the results of the forward pass.
+        #: The names that backward uses for the results of the forward pass.
         self._kept_names = [kept_name(plan.forward, t) for t in plan.forward.outputs]
         self._backward: Executable | None = None
 
     @property
     def backward_graph(self) -> Graph:
-        """The graph that the backward pass runs: from what is kept and `d_<output>` to `d_<input>`."""
+        """The graph that the backward pass runs: from saved tensors and `d_<output>` to `d_<input>`."""
         return self._plan.backward
 
     def saved_tensors(self) -> tuple[Saved, ...]:
-        """What `vjp` keeps for backward: name, role, dtype, shape and bytes, as far as the graph says them."""
+        """The tensors that `vjp` saves: name, role, dtype, shape and bytes, as far as the graph specifies them."""
         return self._plan.saved
 
     def vjp(self, feeds: Mapping[Any, Any] | None = None, /, **named: Any) -> tuple[Any, Pullback]:
-        """Runs the graph, and gives the function that takes gradients back.
+        """Runs the graph, and returns its output and a function that computes gradients.
 
         Args:
             feeds, named: as for a call.
 
-        Returns: the output (or the dict of outputs), and a `Pullback`: called with the gradient of a scalar with
-            respect to the output (a dict by output name for several; left-out ones are zero), it returns the gradients
-            with respect to the inputs of `wrt`, a dict by name. It may be called again, with the same result.
+        Returns: the output (or the dict of outputs), and a `Pullback`. It takes the gradient of a scalar with respect
+            to the output (a dict by output name for several; omitted ones are zero), and returns the gradients with
+            respect to the inputs of `wrt`, a dict by name. It may be called again, with the same result.
 
-        What is kept is no copy. Changing it in place before the pullback is called is an error that the pullback raises
-        for torch tensors, whose changes torch counts, as autograd does. Nobody counts changes of NumPy and CuPy arrays:
-        their gradients are then those of the new values.
+        Saved tensors are not copies. If a saved torch tensor is changed in place before the pullback is called, the
+        pullback raises an error, as autograd does: torch counts the changes. Changes of NumPy and CuPy arrays are not
+        detected: the gradients are then those of the new values.
 
         Raises:
-            as a call.
+            the errors of a call.
         """
         written = self._written(None, feeds, named) if self._donated else ()
         given = self._ins.by_name(feeds, named)
@@ -105,7 +105,7 @@ class TrainableExecutable(Executable):
         return outputs[self._outs.names[0]] if self._single else outputs, pullback
 
     def _backward_pass(self) -> Executable:
-        """The executable of the backward graph, compiled when it is first needed."""
+        """The executable of the backward graph, compiled at the first use."""
         with self._lock:
             if self._backward is None:
                 self._backward = Executable(
@@ -115,7 +115,7 @@ class TrainableExecutable(Executable):
 
 
 class Pullback:
-    """Takes gradients of outputs back to gradients of inputs; see `TrainableExecutable.vjp`."""
+    """Computes gradients of inputs from gradients of outputs; see `TrainableExecutable.vjp`."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Pullback:
 
     @property
     def saved(self) -> tuple[Saved, ...]:
-        """What is kept: as `saved_tensors`, with the shapes and bytes of this call."""
+        """The saved tensors: as `saved_tensors`, with the shapes and bytes of this call."""
         entries = []
         for s in self._owner.saved_tensors():
             shape = tuple(self._kept[s.name].shape)
@@ -142,14 +142,14 @@ class Pullback:
         return tuple(entries)
 
     def __call__(self, gradients: Any) -> dict[str, Any]:
-        """Gradients of the inputs.
+        """Returns the gradients of the inputs.
 
         Args:
-            gradients: an array like the output; for several outputs a dict by name, left-out ones are zero.
+            gradients: an array like the output; for several outputs a dict by name, omitted ones are zero.
 
         Raises:
-            InvalidArguments, InvalidDataType, InvalidShape: an array that does not fit its output.
-            InvalidArguments: a torch tensor that is kept was changed in place since forward.
+            InvalidArguments, InvalidDataType, InvalidShape: an array does not fit its output.
+            InvalidArguments: a saved torch tensor was changed in place since forward.
         """
         self._watched.check("vjp")
         owner = self._owner
@@ -164,7 +164,7 @@ class Pullback:
             if name not in feeds:
                 feeds[name] = owner._exchange.zeros(shape, dtypes.get(tensor.dtype).numpy, like)
             check_shape(tuple(getattr(feeds[name], "shape", ())), shape, f'gradient "{name}"')
-        wanted = set(backward._ins.names)  # an output that does not depend on wrt has no gradient to take
+        wanted = set(backward._ins.names)  # backward takes no gradient for an output that does not depend on wrt
         results = backward._results(backward._ins.bind({n: a for n, a in feeds.items() if n in wanted}, {}))
         kind = self._kind if kind is None else kind
         if kind is not None:
