@@ -54,7 +54,7 @@ FUNCTION_FLAGS = (
     "-fno-tree-reassoc", "-fno-tree-slsr", "-fno-thread-jumps", "-fno-tree-dce", "-fno-tree-coalesce-vars",
 )  # fmt: skip
 # Kernels use no library except for calls that GCC generates for arithmetic. Searching the C++ library and linking
-# program startup code takes 13 ms, a twentieth of a kernel's total.
+# program startup code takes 13 ms, a twentieth of the time to build a kernel.
 NO_LIBRARY, LIBRARIES = ("-nostdlib",), ("-lm", "-lgcc")
 #: Prefetches the cache lines of results, or writes results with non-temporal stores.
 OWNS_LINES = "-DOG_OWNS_LINES=1"

@@ -152,7 +152,7 @@ class HostKernel:
     ) -> list[list[int]]:
         """For each output, the inputs that it may overwrite, given row-major arrays of these shapes and dtypes.
 
-        It may where each element is read before it is written, in the same iteration of the loop.
+        This is allowed where each element is read before it is written, in the same iteration of the loop.
         """
         layout = self.operands.layout([shape for shape, _ in arrays], [row_major(shape) for shape, _ in arrays])
         if self.lowered.loop.has_sums or layout.row_rank or self._schedule(layout).boxes is not None:

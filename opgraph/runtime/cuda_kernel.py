@@ -199,7 +199,7 @@ class CudaKernel:
         """Returns the plan of a call on arrays with these layouts; compiles its kernels.
 
         Args:
-            aligned: plans for arrays at multiples of 16 bytes, whatever the addresses of these; else for these.
+            aligned: if True, the plan is for arrays at multiples of 16 bytes; else for the alignment of these arrays.
 
         Raises:
             InvalidArguments, InvalidShape, DeviceError: as for a call.

@@ -166,7 +166,7 @@ class Executable:
         Args:
             feeds: arrays by name (or tensor id); an input called `out` goes here.
             out: target of the results: an array for one output, a dict by name for several. Must not overlap an input,
-                but may be one if the graph is a single kernel. torch's version counters count writes to tensors.
+                but may be one if the graph is a single kernel. Writes to torch tensors increase their version counters.
             named: arrays by name.
 
         Returns: the output, or a dict of them in declaration order; `out` where given.

@@ -84,7 +84,7 @@ class Chain:
         try:
             results = frame.run(arrays, outs)
         except Exception:  # a library refuses its bound arrays: a node fails, or a shape depends on data after all
-            results = self._one_by_one(arrays, outs, known.static, known)  # raises where it was a node
+            results = self._one_by_one(arrays, outs, known.static, known)  # raises if a node failed
             known.is_fixed = False
         else:
             known.idle.append(frame)

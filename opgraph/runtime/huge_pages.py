@@ -37,7 +37,7 @@ def advise(address: int, size: int) -> None:
 @cache
 def _madvise() -> Any:
     """The system's call, or None if it has none that supports huge pages."""
-    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux alone
+    if not hasattr(mmap, "MADV_HUGEPAGE"):  # Linux only
         return None
     try:
         found = ctypes.CDLL(None).madvise

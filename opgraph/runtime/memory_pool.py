@@ -53,7 +53,7 @@ def array(size: int) -> np.ndarray:
 
 
 def empty_cache() -> int:
-    """Returns the memory of freed results to the system at once. Returns the number of bytes.
+    """Gives the memory of freed results back to the system at once. Returns the number of bytes.
 
     When results of 32 MiB and more on the CPU are freed, up to 256 MiB are kept for the next ones. The system may take
     that whenever it needs memory, but counts it as memory of the process until then.
@@ -82,7 +82,7 @@ def _give_back(memory: mmap.mmap) -> None:
 
 
 def _shrink(most: int) -> int:
-    """Returns the oldest memory to the system until at most `most` bytes are kept. Returns the bytes given back."""
+    """Gives the oldest memory back to the system until at most `most` bytes are kept. Returns the bytes given back."""
     given = 0
     while sum(map(len, list(_waiting))) > most:
         try:

@@ -191,5 +191,5 @@ def _structure(partition: Partition) -> Structure | None:
 
 
 def _attributes(op: Op) -> tuple[object, ...]:
-    """Names and values, in the record's order; numbers as text where equal ones are not the same (0.0 and -0.0)."""
+    """Names and values, in the record's order; numbers as text, as equal ones may be different (0.0 and -0.0)."""
     return tuple([(n, repr(v) if isinstance(v, (float, tuple)) else v) for n, v in op._attrs.items()])

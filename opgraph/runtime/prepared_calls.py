@@ -143,8 +143,8 @@ class Frame:
     def run(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray] | None) -> list[np.ndarray]:
         """Runs one call.
 
-        Returns: the outputs, `outs` where given and written to. For an output that is an input or a constant, that
-            array itself is returned, so the caller copies it.
+        Returns: the outputs, in `outs` where given. For an output that is an input or a constant, that array itself is
+            returned, so the caller copies it.
         """
         results = self._bound(arrays, outs)
         for launch in self._launches:
@@ -152,7 +152,7 @@ class Frame:
         return results
 
     def fixed(self, arrays: Sequence[np.ndarray], outs: Sequence[np.ndarray]) -> Callable[[], None]:
-        """Returns a function that repeats a call on the same arrays; keep them and the frame, which is then in use."""
+        """Returns a function that repeats a call on these arrays; keep them and the frame; do not reuse the frame."""
         results = self._bound(arrays, outs)
         launches = tuple(self._launches)
         copies = [(out, result) for out, result in zip(outs, results, strict=True) if out is not result]

@@ -24,5 +24,5 @@ def has_avx512() -> bool:
 
 
 def owns_lines() -> bool:
-    """True on Intel processors: kernels should prefetch or bypass the lines that they write to (lane_memory.h)."""
+    """True on Intel: kernels should then prefetch or bypass lines that they write to (kernels/math/lane_memory.h)."""
     return "GenuineIntel" in identity()

@@ -35,7 +35,7 @@ class Runner(Protocol):
         """True if idle threads of its library spin between calls."""
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any] | None = None) -> list[Any]:
-        """Runs the partition; returns the results, which are `outs` where given and written to."""
+        """Runs the partition; returns the results, in `outs` where given."""
 
     def repeated(self, arrays: Sequence[Any], outs: Sequence[Any]) -> Repeated | None:
         """Returns the prepared call; None if repeating takes a whole call."""

@@ -82,7 +82,7 @@ class ShapesAhead:
         self._accepted: object = None
 
     def check(self, arrays: Sequence[Any], outs: Sequence[Any] | None) -> None:
-        """Raises InvalidShape if an op does not accept these inputs, or an output array has not its result's shape."""
+        """Raises InvalidShape if an op does not accept these inputs, or an output's shape differs from its result's."""
         shapes = [getattr(a, "shape", None) for a in arrays]  # an ONNX sequence has none
         given = [] if outs is None else [a.shape for a in outs]
         inputs = self._graph.inputs

@@ -26,7 +26,7 @@ SINGLE_THREADED = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """How kernels run in parallel.
+    """The parallel runtime of kernels.
 
     Attributes:
         parallel: address of GOMP_parallel, or None.
@@ -107,7 +107,7 @@ def _loaded(path: str) -> ctypes.CDLL:
 
     Spinning threads would occupy cores that onnxruntime's threads, or another program's, could use. Measured on 2
     cores: an EfficientNet of 39 kernels and 33 onnxruntime regions takes 64 ms spinning, 3.3 ms sleeping; one kernel of
-    1M floats after a pause on a busy machine takes 20 ms and 0.5 ms. Waking a thread costs about 20 us.
+    1M floats after a pause on a busy machine takes 20 ms spinning, 0.5 ms sleeping. Waking a thread costs about 20 us.
     """
     policy = "OMP_WAIT_POLICY"
     before = os.environ.get(policy)

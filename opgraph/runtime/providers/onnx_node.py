@@ -190,7 +190,7 @@ def _positions(op: Op, name: str) -> tuple[int, ...]:
 
 
 def rename_captures(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Renames the outer values that the node's subgraphs capture; a name that a subgraph defines itself is no such."""
+    """Renames the outer values that the node's subgraphs capture, but no name that a subgraph defines itself."""
     waiting = [(graph, names) for graph in _graphs(node)]
     while waiting:
         graph, outer = waiting.pop()

@@ -36,7 +36,7 @@ class TorchCalls:
         self._ready: list[tuple[Check, Run]] = []
 
     def __call__(self, given: Any) -> Any:
-        """Returns the result of the graph's call; None if the normal path must handle it: tensors of another kind."""
+        """Returns the result of the graph's call; None if the normal path must handle it: a new signature."""
         if type(given) is not dict or len(given) != len(self._names):
             return None
         try:

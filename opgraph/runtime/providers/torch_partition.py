@@ -1,4 +1,4 @@
-"""A library partition on a GPU: torch runs its ops on the caller's stream and memory, of any library."""
+"""Runs a library partition on a GPU: torch executes its ops on the caller's stream, and on memory of any library."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Adjoint:
                 found = self._differentiated(made, leaves, values[count:])
             except OpGraphError:
                 raise
-            except Exception as error:  # torch raises whatever Python has
+            except Exception as error:  # torch raises exceptions of any class
                 raise DeviceError(
                     f"torch cannot differentiate it: {one_line(error)}",
                     where=f'{kind_of(self._node)} "{self._node.name}"',
