@@ -17,43 +17,43 @@ REWRITE = "rewrite the page, or the rows of some kinds: python tests/accuracy/ta
 
 _HEAD = """# Accuracy
 
-Written by `python tests/accuracy/table.py`, or the rows of some kinds; `tests/accuracy/test_accuracy.py` measures again
-and fails where a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs the
-same f32 and f64 arithmetic, but for subnormal f32, which CuPy's kernels flush to zero, and for GELU by erf, its
-derivative, Mish's, and powers in f32: a CPU with AVX-512 has them by tables, others and a GPU without, within the
-same bounds (`tests/codegen/test_tables.py`).
+`python tests/accuracy/table.py` writes this page, or the rows of some kinds. `tests/accuracy/test_accuracy.py` measures
+again and fails if a result exceeds the bound of its row. Measured on the CPU engine through `og.compile`. A GPU runs
+the same f32 and f64 arithmetic, with two exceptions. CuPy's kernels flush subnormal f32 to zero. GELU by erf, its
+derivative, Mish's, and powers in f32 are computed from tables on a CPU with AVX-512, without tables on other CPUs and
+on a GPU, within the same bounds (`tests/codegen/test_tables.py`).
 
 An ulp is the distance between neighbouring numbers of the dtype at the truth. The truth is the op's NumPy reference in
-float64, and for f64 mpmath with 50 digits; the references themselves are within 16 ulp of mpmath.
+float64, and for f64 mpmath with 50 digits; the references are within 16 ulp of mpmath.
 
 | dtype | bound | arguments |
 |---|---|---|
-| f16, bf16 | {bf16} ulp | all 65,536 values; of several operands all tuples of {specials} specials, {random} random |
-| f32 | {f32:g} ulp | every {stride}th bit pattern, next to special points: 1.2 million; else as above |
+| f16, bf16 | {bf16} ulp | all 65,536 values; for several operands tuples: all of {specials} specials, {random} random |
+| f32 | {f32:g} ulp | every {stride}th bit pattern, next to special points: 1.2 million; otherwise as above |
 | f64 | {f64:g} ulp | 2000 for each form: the op's domain, all magnitudes, next to special points |
 
-- NaN and infinities must be where the truth has them, and zeros have its sign; else the distance counts as infinite.
-  What is too large to be finite is infinity from half an ulp below the first power of two that the dtype does not hold.
-- f16 and bf16 are computed in f32 and rounded once, which is why they are next to 0.5. Half an ulp is right rounding.
-  With AVX-512 sigmoid, swish, GELU by tanh, Mish, their derivatives, that of GELU by erf, and HardSwish are computed no
-  nearer than that asks for (`kernels/math/reduced_precision.h`).
-- {scaled} in f64, next to zeros that are no special arguments, are measured in ulp of max(|f|, |x f'(x)|):
-  there the last bit of the argument is worth more than the result. In f32 they are not excused.
+- NaN and infinities must be where the truth has them, and zeros must have its sign; otherwise the distance is infinite.
+  A truth too large for the dtype is infinity from half an ulp below the first power of two that the dtype cannot hold.
+- f16 and bf16 are computed in f32 and rounded once, so they are close to 0.5. Half an ulp is correct rounding.
+  With AVX-512 sigmoid, swish, GELU by tanh, Mish, their derivatives, that of GELU by erf, and HardSwish are computed
+  only as accurately as this requires (`kernels/math/reduced_precision.h`).
+- {scaled} in f64, next to zeros that are not special arguments, are measured in ulp of max(|f|, |x f'(x)|):
+  there the last bit of the argument is worth more than the result. In f32 this exception does not apply.
 - Derivatives (the Backward kinds: f'(x) d) are measured in ulp of max(|f'(x)|, |x f''(x)|) |d|: next to a zero of f'
   the last bit of x is worth more than the result. In f32 the ulp is that of f', and the rounding of its product with d
-  is aside. In f16, bf16 and f32 so is 2^-149 |d|: f' is an f32. In f16 and bf16 all 65,536 x, with d = 1 and with
-  other d; where f(x) is taken instead of x (use_dst), at the f(x) that exist. In f64 d is 0, infinite or of ordinary
-  size.
-- Named units that are spelled out (every row of the table of units) have the bounds of the op that they mean. A gated
-  unit (SwiGLU, GeGLU) rounds a product besides, {gated:g} ulp in f32, where the activation inside is a normal f32.
-- Runs of ops have no number: they are at most twice as far from the truth as NumPy is in the same dtype, or within the
-  bound of a single op, on composed and on random graphs.
-- Results are the same bits run to run, for any number of threads, and for contiguous, strided and broadcast operands.
-  Where something is added up, or a library runs a part, the bits may differ between layouts of the operands
+  is not counted. In f16, bf16 and f32 2^-149 |d| is not counted either, because f' is an f32. In f16 and bf16 all
+  65,536 x are measured, with d = 1 and with other d; for ops that take f(x) instead of x (use_dst), at the f(x) that
+  exist. In f64 d is 0, infinite or of ordinary size.
+- Named units that are spelled out (every row of the table of units) have the bounds of the equivalent op. A gated
+  unit (SwiGLU, GeGLU) also rounds a product, {gated:g} ulp in f32, where the activation inside is a normal f32.
+- Runs of ops have no fixed bound: they are at most twice as far from the truth as NumPy is in the same dtype, or within
+  the bound of a single op, on composed and on random graphs.
+- Results have the same bits in every run, for any number of threads, and for contiguous, strided and broadcast
+  operands. With sums, or with a part in a library, the bits may differ between layouts of the operands
   ([loops.md](loops.md)).
 - Without a compiler torch's ops run, with their accuracy: GELU loses digits in its tail, and infinities follow torch's
   rules.
-- Casts, integers and truth values are exact. Integers of more than 24 bits become f16 and bf16 by way of f32.
+- Casts, integers and booleans are exact. Integers of more than 24 bits are converted to f16 and bf16 through f32.
 """
 
 
