@@ -1,4 +1,4 @@
-"""Smooth activations: the logistic family and what multiplies an input by one of them."""
+"""Smooth activations: the logistic family, and products of an input with one of its functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opgraph.ir.opdef import Attr, Onnx, Port, TorchCall
 from opgraph.ops import reference_math
 from opgraph.ops.families import pointwise
 
-#: By the sign of the difference, as the product need not be a number of f16 or bf16 (`opgraph.loops.lower`).
+#: Compares by the sign of the difference, because f16 or bf16 may not hold the product exactly (`opgraph.loops.lower`).
 _BEYOND = "Greater(Sign(Subtract(Multiply(input, $beta), $threshold)), 0)"
 
 SIGMOID = pointwise(
@@ -64,7 +64,7 @@ SWISH = pointwise(
     source="oneDNN RFC 20241008-graph-api-swish, option 2; ONNX Swish",
     gradient={
         "src": lambda attrs, given: f"SwishBackward(src, d{', factor' if 'factor' in given else ''}, alpha=$alpha)",
-        # alpha x^2 s'(alpha factor x), at infinity the limit.
+        # alpha x^2 s'(alpha factor x), and its limit at infinity.
         "factor": "Select(IsInf(src), 0, "
         "Multiply(Multiply(SigmoidBackward(Multiply(src, factor), d, alpha=$alpha, use_dst=false), src), src))",
     },
@@ -127,7 +127,7 @@ SOFT_PLUS = pointwise(
     attrs=(Attr(name="beta", type="f32", default=1.0),),
     reference=lambda x, beta: reference_math.softplus(*reference_math.product(beta, x)) / beta,
     expression="og::softplus({src}, {beta})",
-    # torch's default threshold of 20 would return x where e^-20 still counts; past these the power overflows.
+    # torch's default threshold of 20 would return x where e^-20 still matters; beyond these, the power overflows.
     torch=lambda t, x, beta: t.nn.functional.softplus(x, beta, threshold=700.0 if x.dtype == t.float64 else 80.0),
     onnx=(Onnx(op_type="Softplus", since=1, when={"beta": 1.0}),),
     decomposition="Divide(SoftPlus(Multiply(src, $beta)), $beta)",
@@ -136,7 +136,7 @@ SOFT_PLUS = pointwise(
     torch_calls=(
         TorchCall(
             "softplus(input, beta=1.0, threshold=20.0)",
-            # Beyond a threshold of 20 the two differ by 2e-9, which f32 does not see.
+            # Beyond a threshold of 20 the two differ by 2e-9, which is below the precision of f32.
             lambda p: (
                 "SoftPlus(input, beta=$beta)"
                 if p["threshold"] >= 20 and p["dtype"] != "f64"
@@ -147,7 +147,7 @@ SOFT_PLUS = pointwise(
         ),
     ),
     source="oneDNN Graph SoftPlus",
-    # Not from the output, 1 - e^-y: in f16 that is 0 for x < -17, where the gradient is not.
+    # Not computed from the output as 1 - e^-y: in f16 that is 0 for x < -17, where the gradient is not 0.
     gradient={"src": "SoftPlusBackward(src, d, beta=$beta)"},
 )
 

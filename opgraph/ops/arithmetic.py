@@ -27,10 +27,11 @@ _MIXED = {"T1": NUMERIC, "T2": NUMERIC, "T3": NUMERIC}
 
 
 def floor_divide(p: Attrs) -> str:
-    """torch.floor_divide: of floats, the whole number that a - mod(a, b) is of b, which a / b rounded may miss.
+    """The decomposition of torch.floor_divide.
 
-    0 has the sign of a / b. An infinite remainder is that of a finite number by infinity of the other sign.
-    Of integers, a - mod(a, b) may not fit the dtype. There a negative quotient with a remainder is one less.
+    For floats it is (a - mod(a, b)) / b as a whole number, which the floor of a rounded a / b may miss. A result of 0
+    has the sign of a / b. The remainder is infinite only for a finite a and an infinite b of the other sign.
+    For integers, a - mod(a, b) may not fit the dtype. A negative quotient with a remainder is reduced by 1 instead.
     """
     rest, quotient = "Mod(input, other)", "Divide(input, other)"
     if p["dtype"] in INTEGER:
@@ -136,7 +137,7 @@ DIVIDE = pointwise(
             lambda p: {None: "Divide(input, other)", "floor": floor_divide(p), "trunc": _truncated(p)}[
                 p["rounding_mode"]
             ],
-            widens=lambda p: p["rounding_mode"] == "floor",  # Mod would round a number to 16 bits
+            widens=lambda p: p["rounding_mode"] == "floor",  # Mod would round a Python number to 16 bits
         ),
         TorchCall("floor_divide(input, other)", lambda p: floor_divide(p), widens=lambda p: True),
     ),
@@ -190,7 +191,7 @@ MOD = pointwise(
     source="ONNX Mod",
     gradient={
         "src_0": "d",
-        # y = a - b n for a whole n, which a / b alone may miss by one.
+        # y = a - b n with a whole number n; a / b alone may give an n that is off by one.
         "src_1": "Neg(Multiply(d, Round(Divide(Subtract(src_0, dst), src_1))))",
     },
 )

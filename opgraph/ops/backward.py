@@ -1,7 +1,7 @@
-"""Derivatives as ops: oneDNN's Backward kinds for functions in pieces and roots.
+"""Derivatives as ops: oneDNN's Backward kinds for piecewise functions and roots.
 
-Each multiplies the gradient that arrives, diff_dst, by f'(src). Where there is a choice (use_dst), f' is computed from
-f(src) instead: cheaper, and less accurate where f saturates.
+Each op multiplies the incoming gradient, diff_dst, by f'(src). Ops with the attribute use_dst can compute f' from
+f(src) instead, which is cheaper, but less accurate where f saturates.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from opgraph.ops.families import pointwise
 
 _ALPHA = Attr(name="alpha", type="f32")
 _BETA = Attr(name="beta", type="f32")
-#: Whether the first input is f(src).
+#: True if the first input is f(src).
 USE_DST = Attr(name="use_dst", type="bool", default=True)
 #: oneDNN's name of an input that is src or dst.
 EITHER = "src/dst"
-#: d and diff_dst, in every second derivative.
+#: The product of d and diff_dst, a factor of second derivatives.
 BOTH = "Multiply(d, diff_dst)"
 
 
@@ -44,10 +44,10 @@ def backward(
     check: Any = None,
     powers: bool = False,
 ) -> OpDef:
-    """A record f'(src) diff_dst. `second` is the gradient of src, `further` of the other inputs."""
+    """Registers an op f'(src) diff_dst. `second` is the gradient of src; `further` holds those of the other inputs."""
 
     def again(form: Attrs, given: Collection[str]) -> str:
-        # Linear in diff_dst: its gradient is the op itself.
+        # The op is linear in diff_dst, so the gradient of diff_dst is the op itself.
         inputs = ["d" if name == "diff_dst" else name for name in (src, "diff_dst", *(p.name for p in others))]
         used = [n for n in inputs if n == "d" or n in given]
         return f"{kind}({', '.join([*used, *(f'{a.name}=${a.name}' for a in attrs if a.name in form)])})"
@@ -73,7 +73,7 @@ def backward(
 
 
 def by_dst(of_dst: str, of_src: str) -> Template:
-    """One text where the attribute use_dst is set, another where it is not."""
+    """Returns a template that is `of_dst` where the attribute use_dst is true, and `of_src` where it is false."""
     return lambda attrs, given: of_dst if attrs["use_dst"] else of_src
 
 

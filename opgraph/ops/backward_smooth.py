@@ -1,6 +1,7 @@
 """Derivatives of smooth activations as ops: oneDNN's Backward kinds, and SwishBackward, which it lacks.
 
-As in `opgraph.ops.backward`. Made of smaller ops these derivatives cancel in their tails and are inf * 0 at infinity.
+As in `opgraph.ops.backward`. Composed of smaller ops, these derivatives cancel in their tails and give inf * 0 at
+infinity.
 """
 
 from __future__ import annotations

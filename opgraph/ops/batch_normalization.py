@@ -1,4 +1,4 @@
-"""Norms over everything but the channel axis: BatchNormInference and BatchNormForwardTraining."""
+"""Normalization over all axes except the channel axis: BatchNormInference and BatchNormForwardTraining."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from opgraph.ops.statistics import AFFINE, NEEDED_EPSILON, TYPES
 
 _Gradients = Sequence[LogicalTensor | None]
 _MOMENTUM = Attr(name="momentum", type="f32", optional=True)
-#: What the library takes where momentum is not given.
+#: oneDNN's value where momentum is absent.
 _USUAL_MOMENTUM = 0.5
 
 
 def channel_axis(ndim: int, attrs: Attrs) -> int:
-    """Where the channels are."""
+    """The index of the channel axis."""
     return 1 if attrs["data_format"] == "NCX" else ndim - 1
 
 
 def other_axes(ndim: int, attrs: Attrs) -> tuple[int, ...]:
-    """All axes but that of the channels."""
+    """All axes except the channel axis."""
     return tuple(i for i in range(ndim) if i != channel_axis(ndim, attrs))
 
 
 def along_channel(vector: Any, src: Any, data_format: str) -> Any:
-    """A vector, of NumPy or torch, that lies along the channels of src."""
+    """Reshapes a vector, of NumPy or torch, to broadcast along the channels of src."""
     return vector.reshape((-1, *[1] * (src.ndim - 2))) if data_format == "NCX" else vector
 
 
 def channel_shapes(count: int, first: int) -> Callable[[tuple[LogicalTensor, ...], Attrs], tuple[Dims, ...]]:
-    """The shape rule of an op with so many results of one element for each channel; vectors begin at input `first`."""
+    """The shape rule of an op with `count` per-channel vectors as results; its input vectors begin at index `first`."""
 
     def rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-        """That of src; parameters and statistics have one element for each channel."""
+        """The shape of src; parameters and statistics have one element for each channel."""
         dims = inputs[0].dims
         if dims is None:
             return (None, *[inputs[first].dims] * count)
@@ -62,7 +62,7 @@ def channel_shapes(count: int, first: int) -> Callable[[tuple[LogicalTensor, ...
 
 
 def spread(build: Builder, vector: LogicalTensor, op: Op) -> LogicalTensor:
-    """A vector along the channels, so that it broadcasts against src."""
+    """Aligns a vector with the channels, so that it broadcasts against src."""
     if op.attrs["data_format"] == "NXC":
         return vector
     result: LogicalTensor = build("BroadcastTo", vector, op.inputs[0], data_format="NCX")
@@ -80,7 +80,8 @@ def _inference(
 
 
 def _spell_inference(build: Builder, op: Op) -> list[LogicalTensor]:
-    # Spread first: along the channel a kernel reads from memory, and what follows leaves its innermost loop.
+    # Broadcast first: a kernel then reads the vectors from memory along the channel, and the arithmetic that follows is
+    # hoisted out of its innermost loop.
     src, *vectors = (widened(build, t) for t in op.inputs)
     gamma, beta, center, variance = (spread(build, t, op) for t in vectors)
     scale = build("Multiply", inverse_deviation(build, op, variance), gamma)
@@ -165,12 +166,12 @@ def _spell_training(build: Builder, op: Op) -> list[LogicalTensor]:
 
 
 def _training_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """BatchNormTrainingBackward of d, and what reaches the inputs by way of the statistics."""
+    """BatchNormTrainingBackward of d, and the gradients that flow to the inputs through the statistics."""
     src, affine = op.inputs[0], op.inputs[3:]
     axes = other_axes(rank_of(op, src), op.attrs)
     center, variance = op.outputs[3:]
     wide: Sequence[LogicalTensor] = affine
-    if center.dtype == "bf16":  # made again: statistics of 16 bits would be far from the truth
+    if center.dtype == "bf16":  # recomputed: statistics of 16 bits would be too inaccurate
         kept_mean, _, kept_variance = statistics.moments(build, widened(build, src), axes)
         center, variance = (build("Squeeze", t, axes=axes) for t in (kept_mean, kept_variance))
         wide = [widened(build, t) for t in affine]

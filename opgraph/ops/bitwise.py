@@ -1,4 +1,4 @@
-"""Truth values and bits."""
+"""Logical and bitwise ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Broadcasting and its adjoint: a value spread over the shape of another, and summed back to it."""
+"""Broadcasting a tensor to the shape of another, and its adjoint, the sum back to the original shape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _sum_to(src: Any, like: Any, **attrs: Any) -> np.ndarray:
 
 
 def sum_to_shape(src: np.ndarray, shape: tuple[int, ...], attrs: Attrs) -> np.ndarray:
-    """`src` summed over the axes along which `shape` was broadcast to its shape; f16 and bf16 are summed in f32."""
+    """Sums `src` over the axes along which `shape` was broadcast to its shape; f16 and bf16 are summed in f32."""
     aligned = (*shape, *[1] * channel_axes(len(shape), src.ndim, attrs))
     wide = src.astype(np.float32) if src.dtype.itemsize == 2 else src  # a sum in f16 would lose its small addends
     lead = src.ndim - len(aligned)
@@ -40,7 +40,7 @@ def _shape_of_like(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
     if src is not None and like is not None:
         aligned = (*like, *[1] * channel_axes(len(like), len(src), attrs))
         whole = broadcast([src, aligned])
-        # A 1 next to a size that nobody knows: that has to be 1, too.
+        # A 1 in src next to an unknown size is accepted: that size has to be 1, too.
         grows = whole is not None and any(
             isinstance(b, int) and isinstance(a, int) and a != b for a, b in zip(src, whole)
         )

@@ -1,4 +1,4 @@
-"""Comparisons, tests, and the choice that follows them."""
+"""Comparisons, tests for NaN and infinity, and Select."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from opgraph.ir.opdef import Attr, Onnx, Port, TorchCall
 from opgraph.ops.families import ANY, AUTO_BROADCAST, FLOAT, NUMERIC, pointwise
 
-#: Two inputs of one dtype, a boolean out.
+#: Two inputs of one dtype; the output is boolean.
 _PAIR = (Port(name="src_0", type="T1"), Port(name="src_1", type="T1"))
 _TRUTH = (Port(name="dst", type="boolean"),)
 

@@ -14,11 +14,12 @@ from opgraph.ops.families import ANY, FLOAT, pointwise
 
 
 def cast(array: np.ndarray, dtype: str) -> np.ndarray:
-    """An array converted to a dtype, by name; the rule of TypeCast and of every rounding to a declared dtype.
+    """Converts an array to a dtype, given by name, as TypeCast and every rounding to a declared dtype do.
 
-    To a float: the nearest, halves to even, with one rounding (an integer becomes f16 or bf16 by way of
-    f32, and rounds in both). Float to integer: truncated toward zero, saturated, NaN to 0. Integer to integer: the low
-    bits. To boolean: whether it is not zero (NaN is not). The same as kernels/math/cast.h and kernels/math/convert.h.
+    To a float: one rounding to the nearest, ties to even (an integer becomes f16 or bf16 through f32, with a rounding
+    in both steps). Float to integer: truncates toward zero and saturates; NaN becomes 0. Integer to integer: the low
+    bits. To boolean: false for zero, else true, NaN included. The same as kernels/math/cast.h and
+    kernels/math/convert.h.
     """
     target = dtypes.get(dtype)
     if array.dtype == target.numpy:
@@ -45,7 +46,7 @@ def _to_integer(wide: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
 
 
 def _to_odd_f32(wide: np.ndarray) -> np.ndarray:
-    """f64 to f32, rounded to odd: a second rounding to bf16 is then the only one (Boldo and Melquiond 2008)."""
+    """Rounds f64 to f32, to odd; rounding that to bf16 then gives the same as one rounding (Boldo, Melquiond 2008)."""
     nearest = np.asarray(wide.astype(np.float32))
     away = np.abs(nearest.astype(np.float64)) > np.abs(wide)
     bits = nearest.view(np.uint32) - away.astype(np.uint32)

@@ -24,7 +24,7 @@ _OUTPUT_PADDING = Attr(name="output_padding", type="s64[]", default=NOT_GIVEN)
 _DST_SHAPE = Attr(name="dst_shape", type="s64[]", default=NOT_GIVEN)
 _WEIGHTS_SHAPE = Attr(name="weights_shape", type="s64[]", default=NOT_GIVEN)
 _WINDOW = (windows.STRIDES, windows.PADS_BEGIN, windows.PADS_END, windows.DILATIONS, windows.AUTO_PAD)
-#: What weights of Convolution and of ConvTranspose look like.
+#: Layouts of the weights of Convolution and of ConvTranspose.
 _XIO = Attr(name="weights_format", type="string", default="XIO", choices=("XIO", "OIX"))
 _XOI = Attr(name="weights_format", type="string", default="XOI", choices=("XOI", "IOX"))
 _PADS = {"pads": ("pads_begin", "pads_end")}
@@ -43,7 +43,7 @@ def _fits(op: Op) -> None:
     """Paddings are not negative, output_padding smaller than strides, and none with auto_pad SAME; the rest positive.
 
     Raises:
-        InvalidGraphOp: they are not.
+        InvalidGraphOp: an attribute breaks these rules.
     """
     windows.checked_lists(op)
     if attr_of(op, "groups") < 1:
@@ -80,11 +80,11 @@ def _convolution(
     gradient: GradientRule,
     onnx: tuple[Onnx, ...] | str = "none: ai.onnx has no gradients",
 ) -> OpDef:
-    """Registers one of the six.
+    """Registers one of the six kinds.
 
     Args:
-        make: brings operands into the form of `compute` and the result out of it.
-        compute: which of small, big and weights is made.
+        make: converts operands to the layout of `compute`, and the result back.
+        compute: the array that is computed: small, big or weights.
     """
     numpy_compute, torch_compute = getattr(run, f"numpy_{compute}"), getattr(run, f"torch_{compute}")
     has_shape = optional is not None and optional.says_shape

@@ -1,7 +1,7 @@
-"""Convolution in NumPy and in torch: between big data, small data and weights, any two of which make the third.
+"""Convolution in NumPy and in torch: computes one of big data, small data and weights from the other two.
 
-`big` [N, g I, X...] is what a window slides over, `small` [N, g O, Y...] has one element for each of its positions, and
-`weights` are [g O, I, K...]. Convolution makes small, ConvTranspose makes big, their gradients all three.
+The window slides over `big` [N, g I, X...]. `small` [N, g O, Y...] has one element for each of its positions, and
+`weights` are [g O, I, K...]. Convolution computes small, ConvTranspose computes big, their gradients all three.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from opgraph.ops.windows import Window
 
 
 def _adds_nothing(data: Any, weights: Any) -> bool:
-    """Whether an operand has no elements: every sum is one of nothing then, which libraries mostly refuse."""
+    """True if an operand has no elements; every sum is then empty, which most libraries reject."""
     return 0 in (*data.shape, *weights.shape)
 
 
-# -- NumPy: what windows see as the columns of a matrix, a block of windows at a time ---------------------------------
+# -- NumPy: the elements under the windows as columns of a matrix, one block of windows at a time ---------------------
 
-#: So many elements has a block, about: it stays in the cache.
+#: The approximate number of elements of a block, which then stays in the cache.
 _BLOCK = 1 << 20
 
 
 def _blocks(channels: int, window: Window, positions: Sequence[int]) -> Iterator[slice]:
-    """Parts of the first spatial axis of the positions."""
+    """Slices of the first spatial axis of the positions, one for each block."""
     each = max(channels * prod(_ints(window.kernel)) * prod(positions[1:]), 1)
     step = max(_BLOCK // each, 1)
     return (slice(low, min(low + step, positions[0])) for low in range(0, positions[0], step))
 
 
 def _columns(padded: Any, window: Window, positions: Sequence[int], block: slice, groups: int) -> Any:
-    """[g, C K, windows]: what the windows of a block see of one sample."""
+    """[g, C K, windows]: the elements of one sample under the windows of a block."""
     channels, size = len(padded) // groups, prod(_ints(window.kernel))
     found = np.empty((groups, channels, size, (block.stop - block.start) * prod(positions[1:])), padded.dtype)
     for index, (_, where) in enumerate(window.taps(positions)):
@@ -58,10 +58,10 @@ def numpy_small(big: Any, weights: Any, bias: Any, window: Window, groups: int) 
 
 
 def numpy_big(small: Any, weights: Any, bias: Any, window: Window, groups: int, sizes: Sequence[int]) -> Any:
-    """The adjoint: every element of small, times the weights, is added to where the window was.
+    """The adjoint of `numpy_small`: adds every element of small, times the weights, at its position of the window.
 
     Args:
-        sizes: spatial, of the result.
+        sizes: spatial sizes of the result.
     """
     channels, positions = groups * weights.shape[1], small.shape[2:]
     if _adds_nothing(small, weights):
@@ -140,7 +140,7 @@ def torch_big(t: Any, small: Any, weights: Any, bias: Any, window: Window, group
     rest = [n - int(m or 0) for n, m in zip(sizes, window.covered(small.shape[2:]), strict=True)]
     limits = map(max, window.strides, window.dilations)
     at_once = begin == end and all(0 <= r < most for r, most in zip(rest, limits, strict=True))
-    if _adds_rounded_parts(small) or (bias is not None and not at_once):  # then the bias is an addition of its own
+    if _adds_rounded_parts(small) or (bias is not None and not at_once):  # then the bias is a separate addition
         small, weights, bias = wide(small), wide(weights), None if bias is None else wide(bias)
     if at_once:
         return function(small, weights, bias, window.strides, begin, rest, groups, window.dilations)
@@ -163,20 +163,20 @@ def torch_weights(t: Any, big: Any, small: Any, window: Window, groups: int) -> 
 
 
 def _torch_zeros(a: Any, b: Any, shape: Sequence[int]) -> Any:
-    """Zeros that depend on two tensors for autograd, and on none of their elements: these may be infinite."""
+    """Zeros that depend on two tensors for autograd, but not on their elements, which may be infinite."""
     return a.flatten()[:0].sum() + b.flatten()[:0].sum() + a.new_zeros(shape)
 
 
 def _adds_rounded_parts(tensor: Any) -> bool:
-    """Whether torch rounds the parts of a sum before it adds them up: what windows add to one place, what samples give.
+    """True if torch rounds partial sums before it adds them: those of windows at one element, or those of samples.
 
-    On the CPU it does, in f16 and bf16 (torch 2.13); cuDNN adds up in f32.
+    On the CPU it does, in f16 and bf16 (torch 2.13); cuDNN accumulates in f32.
     """
     return bool(tensor.device.type == "cpu")
 
 
 def _evenly_padded(t: Any, big: Any, window: Window) -> tuple[Any, tuple[int, ...]]:
-    """Data and the padding that remains to be done, which torch has the same at both ends."""
+    """The data and the remaining padding, which in torch is the same at both ends."""
     begin, end = _ints(window.begin), _ints(window.end)
     if begin == end:
         return big, begin

@@ -1,4 +1,4 @@
-"""Gradients of convolutions, which are convolutions again: each of the six kinds leads to the others."""
+"""Gradients of convolutions. They are convolutions again: those of each of the six kinds are others of the six."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def of_convolution(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_convolution_data(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """Convolution of what arrives, and ConvolutionBackwardWeights."""
+    """Convolution of the incoming gradient, and ConvolutionBackwardWeights."""
     diff_dst, weights, *shape = op.inputs
     (grad,) = d
     if grad is None:
@@ -41,7 +41,7 @@ def of_convolution_data(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_convolution_weights(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """ConvolutionBackwardData, and Convolution with what arrives as weights."""
+    """ConvolutionBackwardData, and Convolution with the incoming gradient as weights."""
     src, diff_dst, *shape = op.inputs
     (grad,) = d
     if grad is None:
@@ -64,7 +64,7 @@ def of_transposed(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_transposed_data(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """ConvTranspose of what arrives, and ConvTransposeBackwardWeights."""
+    """ConvTranspose of the incoming gradient, and ConvTransposeBackwardWeights."""
     diff_dst, weights = op.inputs
     (grad,) = d
     if grad is None:
@@ -76,7 +76,7 @@ def of_transposed_data(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_transposed_weights(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """ConvTransposeBackwardData, and ConvTranspose with what arrives as weights."""
+    """ConvTransposeBackwardData, and ConvTranspose with the incoming gradient as weights."""
     src, diff_dst, *shape = op.inputs
     (grad,) = d
     if grad is None:
@@ -86,7 +86,7 @@ def of_transposed_weights(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     return [build("ConvTransposeBackwardData", diff_dst, grad, **_attrs(op)), of_dst, *[None] * len(shape)]
 
 
-# -- what the other kinds have to be told -----------------------------------------------------------------------------
+# -- attributes of the gradient ops -----------------------------------------------------------------------------------
 
 
 def _attrs(op: Op) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _spatial(op: Op, data: LogicalTensor) -> tuple[Dim, ...]:
     """Spatial sizes of data.
 
     Raises:
-        Unimplemented: one is unknown, and the result depends on it.
+        Unimplemented: a size is unknown, and the result depends on it.
     """
     sizes = () if data.dims is None else ordered(data.dims, windows.data_order(len(data.dims), op.attrs))[2:]
     strides = attr_of(op, "strides")
@@ -115,16 +115,16 @@ def _spatial(op: Op, data: LogicalTensor) -> tuple[Dim, ...]:
 
 
 def _data_shape(op: Op, data: LogicalTensor) -> tuple[int, ...]:
-    """The shape of data, 0 where it follows from the operands."""
+    """The shape of data, with 0 for sizes that follow from the operands."""
     _spatial(op, data)
     return tuple(n if isinstance(n, int) else 0 for n in data.dims or ())
 
 
 def _weights_shape(op: Op, weights: LogicalTensor) -> tuple[int, ...]:
-    """The shape of weights, 0 where it follows from the operands.
+    """The shape of weights, with 0 for sizes that follow from the operands.
 
     Raises:
-        Unimplemented: nobody knows how large the window is.
+        Unimplemented: the size of the window is unknown.
     """
     dims = weights.dims
     kernel = (None,) if dims is None else ordered(dims, windows.weights_order(len(dims), op.attrs))[2:]
@@ -138,16 +138,16 @@ def _weights_shape(op: Op, weights: LogicalTensor) -> tuple[int, ...]:
 
 
 def _restoring(op: Op, big: LogicalTensor, small: LogicalTensor, weights: LogicalTensor) -> dict[str, Any]:
-    """The attributes with which ConvTranspose of `small` has the spatial sizes of `big`."""
+    """The attributes with which ConvTranspose of `small` gives the spatial sizes of `big`."""
     sizes = _spatial(op, big)
     kernel = ordered(weights.dims or (), windows.weights_order(len(weights.dims or ()), op.attrs))[2:]
     window = Window.of(op.attrs, kernel, sizes)
-    counts = window.positions(sizes)  # those of `small`, where that is declared with unknown sizes
+    counts = window.positions(sizes)  # used for sizes of `small` that are unknown
     if small.dims is not None:
         own_counts = ordered(small.dims, windows.data_order(len(small.dims), op.attrs))[2:]
         counts = tuple(n if isinstance(n, int) else c for n, c in zip(own_counts, counts, strict=True))
     covered = window.covered(counts)
     rest = tuple(n - c if isinstance(n, int) and isinstance(c, int) else 0 for n, c in zip(sizes, covered, strict=True))
-    # auto_pad would pad for sizes that the stride divides; these are those of `big`.
+    # auto_pad would compute the pads for sizes that the stride divides; these pads are those of `big`.
     own = {"auto_pad": "None", "pads_begin": window.begin, "pads_end": window.end}
     return {**_attrs(op), **own, "output_padding": rest if any(rest) else NOT_GIVEN}

@@ -1,4 +1,4 @@
-"""Operands of convolutions in the layouts that attributes name, brought to where numbers are computed, and back."""
+"""Converts operands of convolutions from the layouts of their attributes to that of the computation, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opgraph.ops.windows import NOT_GIVEN, Window, moved, moved_back, ordered
 
 
 def make_small(compute: Callable[..., Any], big: Any, weights: Any, bias: Any = None, **attrs: Any) -> Any:
-    """What a window makes of data: in the layout of attributes, `compute` in that of NCX and OIX."""
+    """Computes `small` in the layouts of the attributes; `compute` works in NCX and OIX."""
     order = windows.data_order(big.ndim, attrs)
     big, weights = moved(big, order), moved(weights, windows.weights_order(weights.ndim, attrs))
     window = Window.of(attrs, weights.shape[2:], big.shape[2:])
@@ -39,20 +39,20 @@ def _make_big(
 def make_told_big(
     compute: Callable[..., Any], small: Any, weights: Any, *shape: Any, dst_shape: Sequence[int], **attrs: Any
 ) -> Any:
-    """The adjoint of `make_small`, in a shape that is told by an attribute or an input."""
+    """The adjoint of `make_small`, in a shape given by an attribute or an input."""
     told = told_shape("dst_shape", shape, {"dst_shape": dst_shape}, small.ndim)
     return _make_big(compute, small, weights, None, told, **attrs)
 
 
 def make_free_big(compute: Callable[..., Any], small: Any, weights: Any, bias: Any = None, **attrs: Any) -> Any:
-    """The adjoint of `make_small`, in the smallest shape."""
+    """The adjoint of `make_small`, in the smallest possible shape."""
     return _make_big(compute, small, weights, bias, (0,) * small.ndim, **attrs)
 
 
 def make_weights(
     compute: Callable[..., Any], first: Any, second: Any, *shape: Any, weights_shape: Sequence[int], **attrs: Any
 ) -> Any:
-    """The gradient of weights, whose layout says which operand is the larger one."""
+    """The gradient of weights; their layout determines which operand is the larger one."""
     big, small = (second, first) if attrs["weights_format"] in ("XOI", "IOX") else (first, second)
     data, order = windows.data_order(big.ndim, attrs), windows.weights_order(big.ndim, attrs)
     big, small = moved(big, data), moved(small, data)

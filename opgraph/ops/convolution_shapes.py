@@ -1,4 +1,4 @@
-"""Shape rules of convolutions: which sizes data, kernel and result have, as far as they are known."""
+"""Shape rules of convolutions: the sizes of data, kernel and result, as far as they are known."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """NumPy forms of derivatives without cancellation, overflow or inf * 0: the references of `opgraph.ops.backward`.
 
-Each takes the gradient `d` that arrives and returns f'(x) d, for float arrays of one dtype, which it keeps. At infinity
-it is the limit of f' times d. Arguments of exponentials are rounded once: an error of theirs is one of x, which
-moves f' by x f''. In the far tail the product is formed in an order in which nothing underflows before the end.
+Each function takes the incoming gradient `d` and returns f'(x) d, for float arrays of one dtype, which the result has
+too. At infinity it returns the limit of f' times d. Arguments of exponentials are rounded once: their error acts like
+an error of x, which changes f' by x f''. In the far tail, the factors are multiplied in an order in which no
+intermediate product underflows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from opgraph.ops import reference_math
 
 _where: Callable[..., np.ndarray] = np.where
-#: Where d e^-z is 0 for every d.
+#: A z at which d e^-z is 0 for every d.
 _END = 1500.0
 _NORMAL = 1 / math.sqrt(2 * math.pi)
 _SLOPE, _CUBE = 2 * math.sqrt(2 / math.pi), 2 * math.sqrt(2 / math.pi) * 0.044715
@@ -74,7 +75,7 @@ def gelu_erf(x: np.ndarray, d: np.ndarray) -> np.ndarray:
 
 
 def mish(x: np.ndarray, d: np.ndarray) -> np.ndarray:
-    """T + x T', T = tanh(log(1 + exp(x))), over e = exp(-|x|); the formula is that of kernels/math/derivatives.h."""
+    """T + x T', T = tanh(log(1 + exp(x))), in terms of e = exp(-|x|); the formula of kernels/math/derivatives.h."""
     z = np.clip(x, -_END, _END)
     e = np.exp(-np.abs(z))
     below = e * (e + 2) + 2
@@ -90,7 +91,7 @@ def elu(x: np.ndarray, d: np.ndarray, alpha: float) -> np.ndarray:
 
 
 def hard_sigmoid(x: np.ndarray, d: np.ndarray, alpha: float, beta: float) -> np.ndarray:
-    """alpha where 0 < alpha x + beta < 1: both comparisons with the rounding error of the sum."""
+    """alpha where 0 < alpha x + beta < 1; both comparisons include the rounding error of the sum."""
     z, low = reference_math.product(alpha, x)
     below = beta - 1
     rest = (beta - (below + 1)) + low
@@ -99,13 +100,13 @@ def hard_sigmoid(x: np.ndarray, d: np.ndarray, alpha: float, beta: float) -> np.
 
 
 def half_quotient(d: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """d / (2y), where 2y overflows too."""
+    """d / (2y), also where 2y overflows."""
     large = np.abs(y) > np.finfo(y.dtype).max / 4
     return np.asarray(_where(large, 0.5 * d, d) / _where(large, y, 2 * y))
 
 
 def sigmoid_of_output(y: np.ndarray, d: np.ndarray, alpha: float) -> np.ndarray:
-    """alpha d y (1 - y), the smaller factor first: no overflow before the end."""
+    """alpha d y (1 - y), with the smaller factor first, so that no intermediate product overflows."""
     return np.asarray((d * _where(y > 0.5, 1 - y, y)) * (alpha * _where(y > 0.5, y, 1 - y)))
 
 
@@ -116,10 +117,10 @@ def tanh_of_output(y: np.ndarray, d: np.ndarray) -> np.ndarray:
 
 
 def power(x: np.ndarray, d: np.ndarray, exponent: np.ndarray | float, order: int) -> np.ndarray:
-    """The derivative of x^b of an order times d: b (b - 1) ... (b - order + 1) x^(b - order) d.
+    """The derivative of x^b of order `order`, times d: b (b - 1) ... (b - order + 1) x^(b - order) d.
 
-    0 where the product is 0, at x = 0 too. The power of a finite x is neither 0 nor infinite, as it is not before it is
-    rounded: 0 and infinity times it are 0 and infinity.
+    The result is 0 where b (b - 1) ... is 0, at x = 0 too. The power of a finite x other than 0 is kept from becoming 0
+    or infinite by rounding, so 0 and infinity times it are 0 and infinity.
     """
     b = np.asarray(exponent, x.dtype)
     coefficient = math.prod((b - k for k in range(1, order)), start=b)
@@ -133,10 +134,10 @@ def power(x: np.ndarray, d: np.ndarray, exponent: np.ndarray | float, order: int
     largest = np.exp(0.74 * np.log(np.finfo(x.dtype).max))
     regular = (size > 0) & np.isfinite(size) & np.isfinite(b)
     part = _where(regular, _where(np.equal(d, 0), 1, np.clip(part, 1 / largest, largest)), part)
-    product = np.abs(d * sign)  # where it is a normal number it goes first: neither d 2^n nor c 2^n need be one
+    product = np.abs(d * sign)  # formed first where it is a normal number: neither d 2^n nor c 2^n need be one
     first = (product >= np.finfo(x.dtype).tiny) & np.isfinite(product)
     value = _where(first, d * sign, d) * part * part * part * _where(first, part, sign * part)
-    # Nowhere near the ends of the range: as it is written.
+    # Far from the ends of the range: the formula as it is written.
     plain = (part > largest ** (-1 / 4)) & (part < largest ** (1 / 4)) & (product > 1 / largest) & (product < largest)
     value = _where(plain, d * (sign * (np.power(size, y) * np.exp(moved))), value)
     return _where(np.equal(coefficient, 0), 0, value).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Dropout: random bits by position, so that nothing has to be kept to draw them again."""
+"""Dropout: random bits are computed from the position, so that recomputing them needs nothing saved for backward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opgraph.ir.opdef import Port
 from opgraph.ops.families import FLOAT, pointwise
 
 _LOW = 0xFFFFFFFF
-#: Multipliers of the rounds, and what the two words of the key grow by from round to round.
+#: Multipliers of the rounds, and the increments of the two words of the key from round to round.
 _M = (0xD2511F53, 0xCD9E8D57)
 _W = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
@@ -21,8 +21,8 @@ def philox(counter: tuple[Any, Any, Any, Any], key: tuple[Any, Any]) -> tuple[An
     """Four random words for a counter of four words and a key of two: Philox 4x32-10.
 
     Args:
-        counter, key: 32-bit words in s64 arrays, of NumPy or torch alike: products wrap modulo 2^64, which leaves
-            their halves right.
+        counter, key: 32-bit words in s64 arrays, of NumPy or torch. Products wrap modulo 2^64, which keeps their
+            halves correct.
 
     Source: Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011.
     """
@@ -38,7 +38,7 @@ def random_word(where: Callable[..., Any], position: Any, seed: Any, offset: Any
     """32 random bits for each position, in an s64 array.
 
     Args:
-        where: NumPy's or torch's.
+        where: `where` of NumPy or torch.
         position, seed, offset: s64 arrays that broadcast.
     """
     block = position & ~3

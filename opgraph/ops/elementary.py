@@ -134,7 +134,7 @@ TRIGAMMA = pointwise(
 
 
 def _torch_trigamma(t: Any, x: Any) -> Any:
-    # torch.polygamma(1, x) is right to 1e-9 only, and wrong at the poles; zeta takes no f16 and no huge x.
+    # torch.polygamma(1, x) is accurate only to 1e-9, and wrong at the poles; zeta supports no f16 and no huge x.
     wide = x if x.dtype in (t.float32, t.float64) else x.float()
     left = wide < 0.5
     folded = t.where(left, 1 - wide, wide)

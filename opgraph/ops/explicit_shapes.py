@@ -1,4 +1,4 @@
-"""Shapes that an op is told, by an attribute or by an input, beside those that follow from its operands."""
+"""Shapes that are given to an op by an attribute or an input, and their match with those implied by its operands."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from opgraph.ir.shapes import ShapeMismatch
 
 
 def given_shape(name: str, inputs: Sequence[LogicalTensor], index: int, attrs: Attrs, ndim: int) -> tuple[Dim, ...]:
-    """A shape that an op is told: by a constant input, or by an attribute; None where nobody says yet.
+    """The shape given to an op by a constant input or by an attribute; None for entries that are not known yet.
 
-    An entry 0 of the attribute says nothing.
+    An entry 0 of the attribute leaves that size open.
 
     Raises:
-        ShapeMismatch: another number of entries.
+        ShapeMismatch: the number of entries is not `ndim`.
     """
     if len(inputs) > index:
         if not inputs[index].is_constant:
@@ -32,7 +32,7 @@ def given_shape(name: str, inputs: Sequence[LogicalTensor], index: int, attrs: A
 
 
 def told_shape(name: str, given: Sequence[Any], attrs: Mapping[str, Any], ndim: int) -> tuple[int, ...]:
-    """The same when the op runs; 0 where nothing is said.
+    """The same when the op runs; 0 for sizes left open.
 
     Args:
         given: the array of the input, if the op has it.
@@ -42,7 +42,7 @@ def told_shape(name: str, given: Sequence[Any], attrs: Mapping[str, Any], ndim: 
 
 
 def completed(name: str, told: Sequence[Dim], implied: Sequence[Dim]) -> Dims:
-    """A shape from what an op is told and what its operands imply (0 and None: nothing).
+    """Combines the shape given to an op with the one implied by its operands (0 and None: unknown).
 
     Raises:
         ShapeMismatch: they contradict each other.

@@ -1,7 +1,7 @@
-"""Families own the rules; records only differ.
+"""Rules that are shared by the ops of a family; a record adds only its differences.
 
-`pointwise(...)` supplies broadcasting, dtype rules and the frame of the NumPy and torch forms, so that a new pointwise
-op writes none of them. `opgraph.ops.library` does the same for ops that a library runs.
+`pointwise(...)` supplies broadcasting, dtype rules and the frame of the NumPy and torch forms, so that the record of a
+new pointwise op contains none of them. `opgraph.ops.library` does the same for ops that a library runs.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BOOLEAN = ("boolean",)
 AUTO_BROADCAST = Attr(name="auto_broadcast", type="string", default="numpy", choices=("numpy", "none"))
 #: oneDNN's attribute of ops with a channel axis.
 DATA_FORMAT = Attr(name="data_format", type="string", default="NXC", choices=("NXC", "NCX"))
-#: Attributes that say where operands lie, not what is computed: the formulas never see them.
+#: Attributes that describe the layout of operands, not the computation: the formulas never receive them.
 LAYOUT_ATTRS = ("auto_broadcast", "data_format", "per_channel_broadcast")
 
-#: Two inputs and an output of one dtype each, all of them the same or all of f32, bf16, f16 (`meets_in_f32`).
+#: Two inputs and an output, whose dtypes are equal or all among f32, bf16 and f16 (`meets_in_f32`).
 MIXED_INPUTS = (Port(name="src_0", type="T1"), Port(name="src_1", type="T2"))
 MIXED_OUTPUT = (Port(name="dst", type="T3"),)
 #: Two inputs of one dtype.
@@ -52,7 +52,7 @@ def broadcast_rule(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
 
 
 def meets_in_f32(op: Op) -> None:
-    """All dtypes are one, or all are among f32, bf16 and f16, which meet in f32.
+    """All dtypes are equal, or all are among f32, bf16 and f16, which are then computed in f32.
 
     Raises:
         InvalidDataType: any other mix, which has no compute type.
@@ -95,9 +95,10 @@ def pointwise(
 ) -> OpDef:
     """Registers one pointwise op; see OpDef for the arguments.
 
-    `types` may be the dtypes of the one symbol T, which ports given by name alone have. `reference` and `torch` are
-    formulas: what they are registered as fills in default attributes, aligns channel operands, and (NumPy) computes
-    f16 and bf16 in f32 with one rounding and without warnings. Those of an op that goes by position get `position`.
+    `types` may be the dtypes of the one symbol T, which is the type of ports given by name alone. `reference` and
+    `torch` are formulas. The functions registered for them fill in default attributes and align channel operands; the
+    NumPy one also computes f16 and bf16 in f32, with one rounding and without warnings. With `by_position`, the
+    formulas receive `position`.
     """
     ports = tuple(Port(name=p) if isinstance(p, str) else p for p in inputs)
     symbols = types if isinstance(types, Mapping) else {"T": types}
@@ -148,13 +149,13 @@ def _numpy_form(
     typed: Collection[int],
     by_position: bool,
 ) -> Callable[..., Any]:
-    """The NumPy form; inputs at the places `typed` have one dtype for good, which says nothing of the result's."""
+    """The NumPy form; inputs at the indices `typed` have a fixed dtype, which has no effect on the result's."""
 
     def reference(*arrays: Any, **attrs: Any) -> np.ndarray:
         given = [np.asarray(a) for a in arrays]
         met = [a.dtype for i, a in enumerate(given) if i not in typed]
         narrow = {d for d in met if d.itemsize == 2}
-        # One narrow dtype alone is rounded back to; a mix of float dtypes meets in f32.
+        # The result is rounded to a narrow dtype if it is the only one; a mix of float dtypes gives f32.
         mixed = len(narrow) > 1 or any(d == np.float32 for d in met)
         values = {**defaults, **attrs}
         if by_position and "position" not in values:

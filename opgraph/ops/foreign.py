@@ -1,4 +1,4 @@
-"""Ops that opgraph does not know, and the gradients of those that an ONNX model brought along."""
+"""Ops that opgraph does not support, and the gradients of those that come from an ONNX model."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from opgraph.ops.foreign_gradients import NODE_RULES
 
 _ANY = {"T": (*dtypes.BY_NAME, dtypes.UNDEF)}
 
-#: ONNX op -> input -> the inputs whose gradients read its data; those of the others need its shape alone. Inputs that
-#: are not listed are always read. So a reshape keeps nothing, and a convolution with frozen weights not its input.
+#: ONNX op -> input -> the inputs whose gradients read its data; the gradients of the others need only its shape. Inputs
+#: that are not listed are always read. So a reshape saves nothing for backward, and a convolution with frozen weights
+#: does not save its input.
 _READERS: dict[str, Mapping[int, Collection[int]]] = {
     "Conv": {0: (1,), 1: (0,), 2: ()},
     "ConvTranspose": {0: (1,), 1: (0,), 2: ()},
@@ -29,11 +30,11 @@ _READERS.update(
         "Trilu",
     )
 )  # fmt: skip
-#: ONNX ops of any number of inputs none of whose data their gradient reads.
+#: ONNX ops with any number of inputs, whose gradients read the data of none of them.
 _READ_NOTHING = ("Concat",)
 
-#: Attributes of a WildcardBackward beside the node's own: 1 for each input of the Wildcard whose gradient it makes, 1
-#: for each output whose gradient it is given.
+#: Attributes of a WildcardBackward in addition to the node's: 1 for each input of the Wildcard whose gradient it
+#: computes, and 1 for each output whose gradient it receives.
 WANTED, GIVEN = "onnx_wanted_gradients", "onnx_given_gradients"
 
 
@@ -42,10 +43,10 @@ def _nothing_known(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
 
 
 def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
-    """By known ops where the node's gradient is made of such, else a WildcardBackward for what is wanted.
+    """Uses native ops where they can express the node's gradient, else one WildcardBackward for the wanted gradients.
 
     Raises:
-        Unimplemented: the op carries no ONNX node; or one that passes on what is no tensor.
+        Unimplemented: the op carries no ONNX node; or a gradient is wanted of an input that is not a tensor.
     """
     if "onnx_op" not in op.attrs:
         raise Unimplemented(
@@ -74,16 +75,16 @@ def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequ
 
 
 def _may_flow(op: Op, index: int) -> bool:
-    """Whether an input that a gradient is wanted of may have one.
+    """True if an input whose gradient is wanted may have one.
 
     Raises:
-        Unimplemented: it is a sequence or the like, of whose elements nobody knows.
+        Unimplemented: it is a sequence or the like, with unknown elements.
     """
     if op.inputs[index].dtype != dtypes.UNDEF:
         return True
     texts = op.attrs.get("onnx_input_types", ())
     text = texts[index] if isinstance(texts, tuple) and index < len(texts) else ""
-    if isinstance(text, str) and text.startswith("tensor("):  # of no dtype that opgraph has, so of none with gradients
+    if isinstance(text, str) and text.startswith("tensor("):  # a dtype unknown to opgraph, hence without gradients
         return False
     raise Unimplemented(
         f'{op.attrs["onnx_op"]} "{op.name}" has no gradient: it reads {text or "a value of unknown type"}',
@@ -121,12 +122,12 @@ def _flags(attrs: Attrs, name: str) -> tuple[int, ...]:
 
 
 def _of_wanted(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """Those of the inputs whose gradients they are."""
+    """The shapes of the inputs whose gradients are computed."""
     return tuple(t.dims for t, is_wanted in zip(inputs, _flags(attrs, WANTED)) if is_wanted)
 
 
 def _carries_a_node(op: Op) -> None:
-    """It carries an ONNX node, and as many tensors as its attributes say.
+    """The op carries an ONNX node, and has as many inputs and outputs as its attributes say.
 
     Raises:
         InvalidGraphOp: it does not.
@@ -142,7 +143,7 @@ def _carries_a_node(op: Op) -> None:
 
 
 def _read(op: Op) -> list[bool]:
-    """The data of an input counts if a wanted gradient reads it, that of a gradient always."""
+    """For each input, True if its data is read: by a wanted gradient, or because it is a gradient itself."""
     wanted = _flags(op.attrs, WANTED)
     kind = str(op.attrs["onnx_op"]) if op.attrs.get("onnx_domain", "") == "" else ""
     readers = _READERS.get(kind, {})
@@ -153,7 +154,7 @@ def _read(op: Op) -> list[bool]:
 
 
 def _node_positions(count: int, absent: Collection[int]) -> list[int]:
-    """Where in its node each input of an op stands."""
+    """The position in the ONNX node of each input of an op."""
     return [i for i in range(count + len(absent)) if i not in absent][:count]
 
 

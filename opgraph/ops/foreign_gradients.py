@@ -1,4 +1,4 @@
-"""Gradients of ONNX nodes that native ops can say: then no node has to be run a second time to differentiate it."""
+"""Gradients of ONNX nodes in native ops, so that these nodes need not be run a second time to differentiate them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from opgraph.ops.shape_gradients import of_reshape
 from opgraph.ops.softmax import log_softmax_backward
 
 _Gradients: TypeAlias = Sequence[LogicalTensor | None]
-#: `rule(build, op, d)`: gradients of the inputs of a Wildcard, given that of its only output; None: not this one.
+#: `rule(build, op, d)`: gradients of the inputs of a Wildcard, given that of its only output; None if it cannot.
 NodeRule: TypeAlias = Callable[[Builder, Op, LogicalTensor], _Gradients | None]
 
 
 def _reshape(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
-    """The same elements in the shape that they had."""
+    """The gradient in the shape of the input."""
     return [*of_reshape(build, op, [d]), *[None] * (len(op.inputs) - 1)]
 
 
 def _transpose(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
-    """The other way round; without perm the axes are reversed."""
+    """The inverse transposition; without perm the axes are reversed."""
     order = op.attrs.get("perm")
     if not isinstance(order, tuple):
         if d.ndim is None:
@@ -40,12 +40,12 @@ def _product(build: Builder, op: Op, d: LogicalTensor, *, flip_a: bool = False, 
 
 
 def _matmul(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
-    """Those of the native op."""
+    """The gradients of the native op."""
     return None if None in (op.inputs[0].ndim, op.inputs[1].ndim) else _product(build, op, d)
 
 
 def _gemm(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
-    """Of alpha A B + beta C: those of the product, times alpha, and d times beta, which sums to the shape of C."""
+    """For alpha A B + beta C: the gradients of the product, times alpha, and d times beta, summed to the shape of C."""
     if op.inputs[0].ndim != 2 or op.inputs[1].ndim != 2:
         return None
     scaled = _times(build, d, op.attrs.get("alpha", 1.0))
@@ -60,9 +60,9 @@ def _times(build: Builder, d: LogicalTensor, factor: Any) -> LogicalTensor:
 
 
 def _softmax(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
-    """y (d - sum(d y)), of the output alone, which whoever reads it next keeps anyway.
+    """y (d - sum(d y)), from the output alone, which the next reader of it saves anyway.
 
-    Older opsets see a matrix whatever the axes, and are left to torch.
+    Opsets before 13 treat the operand as a matrix; torch differentiates these.
     """
     y = op.outputs[0]
     if not _by_axis(op):
@@ -73,7 +73,7 @@ def _softmax(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
 
 
 def _log_softmax(build: Builder, op: Op, d: LogicalTensor) -> _Gradients | None:
-    """d - exp(y) sum(d), of the output alone."""
+    """d - exp(y) sum(d), from the output alone."""
     y = op.outputs[0]
     if not _by_axis(op):
         return None
@@ -92,7 +92,7 @@ def _axis(op: Op) -> int:
 
 
 def _wide(tensor: LogicalTensor) -> str:
-    """What sums are made in: f16 and bf16 would lose small addends."""
+    """The dtype in which sums are computed: f16 and bf16 would lose small addends."""
     return tensor.dtype if tensor.dtype == "f64" else "f32"
 
 
