@@ -122,7 +122,7 @@ def _big(inputs: tuple[LogicalTensor, ...], attrs: Attrs, *, told: bool) -> tupl
 
 
 def of_told_big(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """dst_shape, given as attribute or input; an entry 0: what follows from diff_dst, weights and output_padding."""
+    """dst_shape, given as attribute or input; an entry 0 follows from diff_dst, weights and output_padding."""
     return _big(inputs, attrs, told=True)
 
 
@@ -140,7 +140,7 @@ def _check_positions(positions: Sequence[Dim], counts: Sequence[Dim], name: str)
 
 
 def of_weights(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """weights_shape, given as attribute or input; an entry 0 of the channels: what follows from the data."""
+    """weights_shape, given as attribute or input; an entry 0 of the channels follows from the data."""
     transposed = attrs["weights_format"] in ("XOI", "IOX")
     first, second = (_canonical(t.dims, windows.data_order, attrs) for t in inputs[:2])
     big, small = (second, first) if transposed else (first, second)

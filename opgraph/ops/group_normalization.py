@@ -1,4 +1,4 @@
-"""GroupNorm: every group of channels of every sample has a mean and a variance of its own."""
+"""GroupNorm: a separate mean and variance for every group of channels of every sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opgraph.ops.statistics import AFFINE, EPSILON, KEEP_STATS, KEPT, TYPES, USE
 
 
 def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src; mean and variance have one element for each group of a sample, gamma and beta for each channel."""
+    """The shape of src; mean and variance have one element per group of a sample, gamma and beta one per channel."""
     dims, groups = inputs[0].dims, attrs["groups"]
     if dims is None:
         return (None, None, None)
@@ -70,10 +70,10 @@ def _group_norm(
 
 
 def _grouped(build: Builder, op: Op, src: LogicalTensor) -> tuple[LogicalTensor, tuple[int, ...]]:
-    """src with its groups as an axis (channels, where each is one), and the axes that one group of a sample has.
+    """src with its groups as an axis (the channels, where each is a group), and the axes within a group of a sample.
 
     Raises:
-        Unimplemented: nobody knows the rank, or how many channels there are.
+        Unimplemented: the rank or the number of channels is unknown.
     """
     groups, by_rows, rank = attr_of(op, "groups"), op.attrs["data_format"] == "NCX", rank_of(op, src)
     if not groups:
@@ -94,10 +94,10 @@ def _grouped(build: Builder, op: Op, src: LogicalTensor) -> tuple[LogicalTensor,
 
 
 def _split(build: Builder, op: Op, src: LogicalTensor, sizes: Sequence[int | None]) -> LogicalTensor:
-    """The samples of a tensor in other axes; one of the sizes may be unknown.
+    """Reshapes each sample of a tensor to `sizes`; one of them may be unknown.
 
     Raises:
-        Unimplemented: nobody knows how many samples there are, and several sizes are 0 or unknown.
+        Unimplemented: the number of samples is unknown, and several sizes are 0 or unknown.
     """
     samples = src.dims[0] if src.dims else None
     result: LogicalTensor
@@ -110,7 +110,7 @@ def _split(build: Builder, op: Op, src: LogicalTensor, sizes: Sequence[int | Non
             where=op.where,
             fix="declare the size of the first axis",
         )
-    # A first 0 is the number of samples; another one would be the size of that axis of src, so it is what is left.
+    # A leading 0 copies the number of samples. Another 0 would copy the size of that axis of src, so it becomes -1.
     shape = (0, *(size or -1 for size in sizes))
     result = build("StaticReshape", src, shape=shape, special_zero=True)
     return result
@@ -130,13 +130,13 @@ def _spell(build: Builder, op: Op) -> list[LogicalTensor]:
 
 
 def _like_source(build: Builder, op: Op, value: LogicalTensor, like: LogicalTensor) -> LogicalTensor:
-    """A value in groups in the shape of another tensor."""
+    """Reshapes a grouped value to the shape of another tensor."""
     result: LogicalTensor = build("ReshapeTo", value, like) if op.attrs["groups"] else value
     return result
 
 
 def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
-    """As of LayerNorm, over the axes of a group, and what reaches src by way of the statistics."""
+    """As for LayerNorm, over the axes of a group, plus the gradient that flows to src through the statistics."""
     src, *affine = op.inputs
     grouped, axes = _grouped(build, op, widened(build, src))
     center, distance, variance = statistics.moments(build, grouped, axes)

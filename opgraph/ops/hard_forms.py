@@ -1,4 +1,4 @@
-"""Activations in pieces that are straight or zero: the hard forms of smooth ones, and thresholds."""
+"""Piecewise activations: the hard forms of smooth ones, and thresholds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HARD_SIGMOID = pointwise(
             "hardsigmoid(input, inplace=False)",
             lambda p: (
                 "HardSigmoid(input, alpha=0.16666667, beta=0.5)"
-                if p["dtype"] in ("f16", "bf16")  # 1/6 in f32 is not near enough for results of f32 next to 0
+                if p["dtype"] in ("f16", "bf16")  # 1/6 in f32 is not accurate enough for f32 results near 0
                 else f"Divide({between('Add(input, 3)', '0', '6', nan_counts=False)}, 6)"
             ),
         ),
@@ -52,15 +52,15 @@ HARD_SWISH = pointwise(
 
 
 def _at_most(x: str, end: str, value: float) -> str:
-    """x <= end, by the sign of the difference: neither the end nor the difference need be a number of the dtype.
+    """x <= end, by the sign of the difference: the dtype need not hold the end or the difference exactly.
 
-    An infinite end is one, and its difference from itself is none.
+    An infinite end is compared directly: every dtype holds it, and its difference from itself is NaN.
     """
     return f"LessOrEqual({x}, {end})" if math.isinf(value) else f"LessOrEqual(Sign(Subtract({x}, {end})), 0)"
 
 
 def _threshold(p: Mapping[str, Any]) -> str:
-    """torch.threshold: the threshold need not be a value of 16 bits."""
+    """torch.threshold; a 16-bit dtype need not hold the threshold exactly."""
     narrow = p["dtype"] in ("bf16", "f16")
     below = _at_most("input", "$threshold", p["threshold"]) if narrow else "LessOrEqual(input, $threshold)"
     return f"Select({below}, $value, input)"

@@ -1,7 +1,7 @@
-"""Integer arithmetic with every input defined, in NumPy and in torch: what kernels/math/integer.h computes.
+"""Integer arithmetic that is defined for every input, in NumPy and in torch, as in kernels/math/integer.h.
 
-Results wrap modulo 2^width, x / 0 = x mod 0 = 0, lowest / -1 = lowest, a shift by the width or more leaves only the
-sign.
+Results wrap modulo 2^width, x / 0 = x mod 0 = 0, lowest / -1 = lowest, and a shift by the width or more leaves only
+the sign.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def is_integer(a: np.ndarray) -> bool:
-    """Whether an array holds integers."""
+    """True if an array holds integers."""
     return a.dtype.kind in "iu"
 
 
@@ -25,7 +25,7 @@ def divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """By repeated squaring, wrapping. A negative exponent gives 0, except for base 1 and -1."""
+    """Powers by repeated squaring, which wrap. A negative exponent gives 0, except for base 1 and -1."""
     unit = np.where(exponent % 2 != 0, base, np.ones_like(base))
     negative = np.where((base == 1) | ((base + 1) == 0), unit, np.zeros_like(base))
     positive = np.power(base, np.maximum(exponent, 0))

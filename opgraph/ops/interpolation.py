@@ -1,4 +1,4 @@
-"""Interpolate and its gradient: along each spatial axis a matrix, whose transpose is the gradient's."""
+"""Interpolate and its gradient: one matrix for each spatial axis; the gradient uses its transpose."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _resized(data: Sequence[Dim], attrs: Attrs, sizes: Sequence[int] | None) -> 
 
 
 def _forward_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """Batch and channels of src; spatial sizes as told, or those of src times scales, rounded down."""
+    """Batch and channels of src; spatial sizes as given, or those of src times scales, rounded down."""
     dims = inputs[0].dims
     if dims is None:
         return (None,)
@@ -89,7 +89,7 @@ def _forward_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dim
 
 
 def _backward_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src."""
+    """The shape of src."""
     src, diff = inputs[0].dims, inputs[1].dims
     (made,) = _forward_shape((inputs[0], *inputs[2:]), attrs)
     if made is not None and diff is not None and not dims_agree(made, diff):
@@ -104,7 +104,7 @@ def _backward_shape(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Di
 
 
 def _matrix(size: int, count: int, attrs: Attrs) -> np.ndarray:
-    """[count, size]: what each element of the result takes of those of the data, along one axis."""
+    """[count, size]: the weights of the elements of the data in each element of the result, along one axis."""
     if 0 in (size, count):
         return np.zeros((count, size))
     places = np.arange(count, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Joining tensors along an axis, and the adjoint of that."""
+"""Concatenation of tensors along an axis, and its adjoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ANY_SHAPE = (*dtypes.ARITHMETIC, dtypes.UNDEF)
 
 
 def _joined(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """Equal to those of the inputs but for `axis`, where the sizes add up."""
+    """The shape of the inputs, except along `axis`, where the sizes add up."""
     known = [t.dims for t in inputs if t.dims is not None]
     if not known:
         return (None,)
@@ -46,11 +46,11 @@ def _joined(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
 
 
 def _of_one_dtype(op: Op) -> None:
-    """There is something to join, all of one dtype.
+    """There is at least one input, and all inputs have one dtype.
 
     Raises:
         InvalidGraphOp: there is no input.
-        InvalidDataType: two dtypes.
+        InvalidDataType: the dtypes differ.
     """
     if not op.inputs:
         raise InvalidGraphOp("Concat joins nothing", where=op.where, fix="give it one input or more")
@@ -79,7 +79,7 @@ CONCAT = library(
 
 
 def _part(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of the input numbered `index`."""
+    """The shape of the input numbered `index`."""
     whole = _joined(inputs[1:], attrs)[0]
     try:
         unify(inputs[0].dims, whole, "")
@@ -88,7 +88,7 @@ def _part(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
             f"{dims_text(inputs[0].dims)} is not the shape of what was joined, {dims_text(whole)}",
             "give the gradient of the joined tensor",
         ) from None
-    # An index that numbers none is told by the op's check.
+    # The op's check reports an index out of range.
     return (inputs[1 + attrs["index"]].dims if 0 <= attrs["index"] < len(inputs) - 1 else None,)
 
 

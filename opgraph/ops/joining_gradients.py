@@ -1,4 +1,4 @@
-"""Gradients of Concat and Slice: each is the adjoint of the other's, where shapes are unknown too."""
+"""Gradients of Concat, Slice and their adjoints, which are each other's gradients, also where shapes are unknown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Gradients: TypeAlias = Sequence[LogicalTensor | None]
 
 
 def of_concat(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """The part of d that each input makes: a Slice where its bounds are known."""
+    """The part of d that belongs to each input: a Slice where its bounds are known."""
     (grad,) = d
     if grad is None:
         return [None] * len(op.inputs)
@@ -33,7 +33,7 @@ def of_concat(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_concat_backward(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d in its place among zeros."""
+    """d in its place in a tensor of zeros."""
     (grad,), srcs = d, op.inputs[1:]
     rest: _Gradients = [None] * len(srcs)
     if grad is None:
@@ -53,7 +53,7 @@ def _zeros(build: Builder, like: LogicalTensor, dtype: str) -> LogicalTensor:
 
 
 def of_slice(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d in its place among zeros."""
+    """d in its place in a tensor of zeros."""
     (grad,) = d
     return [None if grad is None else build("SliceBackward", grad, op.inputs[0], **op.attrs)]
 

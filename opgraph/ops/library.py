@@ -1,4 +1,4 @@
-"""The family of ops that a library runs: the frame of their NumPy and torch forms, written once."""
+"""The family of ops that a library runs: the common frame of their NumPy and torch forms."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def library(
 ) -> OpDef:
     """Registers one op that a library runs; see OpDef for the arguments.
 
-    A result has the dtype of the first input of its dtype symbol, the first result else that of the first input.
-    `reference` is a formula: what it is registered as fills in default attributes, and computes f16 and bf16 in f32
-    with one rounding. `torch` sees the tensors as they are, and sums f16 and bf16 in f32 itself: only the op knows how
-    to without a copy. Of an op with several outputs both return an iterable, in the order of the outputs; what is not
-    asked for is not taken from it.
+    A result has the dtype of the first input with its dtype symbol; without one, the first result has the dtype of the
+    first input. `reference` is a formula. The function registered for it fills in default attributes, and computes f16
+    and bf16 in f32 with one rounding. `torch` receives the tensors as they are, and has to sum f16 and bf16 in f32:
+    how to do that without a copy depends on the op. For an op with several outputs both return an iterable, in the
+    order of the outputs; results that are not needed are not taken from it.
 
     Args:
-        keeps_dtypes: the result is left in the dtype that the formula makes it.
+        keeps_dtypes: the result keeps the dtype that the formula gives it.
     """
     defaults = defaults_of(attrs)
     in_ports = tuple(Port(name=p) if isinstance(p, str) else p for p in inputs)
@@ -93,12 +93,12 @@ def library(
 
 
 def wide(tensor: Any) -> Any:
-    """A torch tensor in the dtype in which it is computed: f32 for f16 and bf16."""
+    """Converts a torch tensor to its compute dtype: f32 for f16 and bf16."""
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
 
 
 def in_torch(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The torch form of a formula that is written for NumPy and torch alike, their module being its first argument."""
+    """The torch form of a formula for both NumPy and torch, which takes the module as its first argument."""
 
     def torch_form(t: Any, *tensors: Any, **attrs: Any) -> Any:
         return formula(t, *map(wide, tensors), **attrs)

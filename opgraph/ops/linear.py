@@ -56,10 +56,10 @@ def _check_bias(bias: tuple[Dim, ...], made: tuple[Dim, ...]) -> None:
 
 
 def _output_is_of_inputs_or_f32(op: Op) -> None:
-    """The result is of the operands' dtype, or f32.
+    """The result has the operands' dtype, or f32.
 
     Raises:
-        InvalidDataType: another one.
+        InvalidDataType: it has another one.
     """
     if op.outputs and op.outputs[0].dtype not in (op.inputs[0].dtype, "f32"):
         raise InvalidDataType(
@@ -82,7 +82,7 @@ def _torch_form(
     if not bias:
         return t.matmul(a, weights.mT if transpose_b and weights.ndim > 1 else weights)
     if weights.ndim == 2 and bias[0].ndim == 1 and a.ndim > 1:  # one kernel that rounds once
-        rows = a.flatten(0, -2)  # of batches that are not contiguous, `linear` itself rounds before it adds the bias
+        rows = a.flatten(0, -2)  # for batches that are not contiguous, `linear` rounds before it adds the bias
         made = t.nn.functional.linear(rows, weights if transpose_b else weights.mT, bias[0])
         return made.reshape(*a.shape[:-1], made.shape[-1])
     b = weights.mT if transpose_b and weights.ndim > 1 else weights
@@ -97,10 +97,10 @@ def _torch_form(
 
 
 def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
-    """dA = d B^T and dB = A^T d, with the operands' own transpositions; d for the bias. Sums over batches follow.
+    """dA = d B^T and dB = A^T d, with the operands' transpositions; d for the bias. Sums over batches follow.
 
     Raises:
-        Unimplemented: nobody knows whether an operand is a vector.
+        Unimplemented: it is unknown if an operand is a vector.
     """
     (grad,) = d
     none = [None] * (len(op.inputs) - 2)
@@ -139,7 +139,7 @@ def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequ
 
 
 def _rows(build: Builder, a: LogicalTensor, grad: LogicalTensor) -> tuple[LogicalTensor, LogicalTensor]:
-    """Batches as further rows, where the other operand has none: one product instead of one for each, summed after."""
+    """Folds batches into rows where the other operand has no batches: one product, not one per batch and a sum."""
     if a.dims is None or grad.dims is None or not isinstance(a.dims[-1], int) or not isinstance(grad.dims[-1], int):
         return a, grad
     if len(a.dims) == 2 or 0 in (a.dims[-1], grad.dims[-1]):
@@ -149,9 +149,9 @@ def _rows(build: Builder, a: LogicalTensor, grad: LogicalTensor) -> tuple[Logica
 
 
 def _pieces(attrs: Attrs, given: Collection[str]) -> str:
-    """The plain product of transposed operands, and the sum with the bias; "" where that is this very op.
+    """The plain product of transposed operands, and the sum with the bias; "" where that is the same op.
 
-    Ranks say how a transposition is written; without them there is none.
+    A transposition can be written only where the rank is known; elsewhere there is no decomposition.
     """
     ranks = given if isinstance(given, Mapping) else {}
     factors = [
@@ -162,7 +162,7 @@ def _pieces(attrs: Attrs, given: Collection[str]) -> str:
         return ""
     product = f"MatMul({factors[0]}, {factors[1]})"
     if ranks.get("weights") == 1 and factors[0] != "src":
-        # onnxruntime 1.31 joins Transpose with MatMul, and is wrong where the other operand is a vector.
+        # onnxruntime 1.31 fuses Transpose with MatMul, and is wrong where the other operand is a vector.
         product = f"Squeeze(MatMul({factors[0]}, Unsqueeze({factors[1]}, axes=[1])), axes=[-1])"
     return f"Add({product}, bias)" if "bias" in given else product
 

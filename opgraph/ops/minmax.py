@@ -1,4 +1,4 @@
-"""The larger, the smaller, and what lies between two bounds."""
+"""Maximum, Minimum and Clamp."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from opgraph.ir.opdef import Attr, Attrs, Onnx, Port, TorchCall
 from opgraph.ops import integers
 from opgraph.ops.families import AUTO_BROADCAST, INTEGER, NUMERIC, SAME_INPUTS, pointwise
 
-#: The version of torch since which the gradient of clamp is shared at a bound.
+#: The first version of torch that shares the gradient of clamp at a bound.
 TIES_ARE_SHARED = (2, 14)
 
 
 def _larger(a: np.ndarray, b: Any) -> np.ndarray:
-    # np.maximum gives either of two zeros, depending on the machine.
+    # Of two zeros, np.maximum returns either one, depending on the machine.
     return np.where((a > b) | (a != a), a, b)
 
 
@@ -29,10 +29,10 @@ def _smaller(a: np.ndarray, b: Any) -> np.ndarray:
 
 
 def _torch_bounds(p: Attrs, exact: bool = False) -> str:
-    """torch.clamp: numbers are attributes, tensors operands.
+    """torch.clamp: numbers are attributes, tensors are operands.
 
-    At a bound its gradient was 1 up to torch 2.13: that of Clamp, not of Maximum and Minimum. Since then it is 0 where
-    the bound is a number, and a tensor has half of it.
+    At a bound its gradient was 1 up to torch 2.13, as for Clamp, but not for Maximum and Minimum. Since then it is 0
+    where the bound is a number, and a tensor bound receives half of it.
     """
     low, high = p.get("min"), p.get("max")
     given = [(name, value) for name, value in (("min", low), ("max", high)) if value is not None]
@@ -41,13 +41,13 @@ def _torch_bounds(p: Attrs, exact: bool = False) -> str:
         return between("input", None if low is None else "$min", None if high is None else "$max", nan_counts=False)
     if numbers and not exact and (p["dtype"] not in INTEGER or abs(low or 0) + abs(high or 0) < 2**24):
         return f"Clamp({', '.join(['input', *(f'{name}=${name}' for name, _ in given)])})"
-    if p["dtype"] in INTEGER:  # nothing to differentiate, and no sign to turn
+    if p["dtype"] in INTEGER:  # no gradient, and no sign to invert
         lower = "input" if low is None else "Maximum(input, min)"
         return lower if high is None else f"Minimum({lower}, max)"
     if p["torch"] >= TIES_ARE_SHARED:
         if low is None or high is None:
             return "Minimum(input, max)" if low is None else "Maximum(input, min)"
-        # Bounds that meet share nothing: what is between them, or on them, is one value's alone.
+        # Equal bounds do not share a gradient: at and between them it goes to one value alone.
         return "Select(Equal(min, max), Clamp(input, min, max), Minimum(Maximum(input, min), max))"
     if low is None:
         return "Neg(Clamp(Neg(input), Neg(max)))"
@@ -59,10 +59,10 @@ def _exactly(p: Attrs) -> str:
 
 
 def between(x: str, low: str | None, high: str | None, *, nan_counts: bool) -> str:
-    """Bounds with a gradient of 0 on them, for which one mask is kept.
+    """Clamps with a gradient of 0 at the bounds; one mask is saved for backward.
 
     Args:
-        nan_counts: whether the gradient is 1 at NaN (hardtanh, relu6); else it is 0 (clamp, hardsigmoid).
+        nan_counts: the gradient is 1 at NaN (hardtanh, relu6); else it is 0 (clamp, hardsigmoid).
     """
     bounded = x if low is None else f"Maximum({x}, {low})"
     bounded = f"StopGradient({bounded if high is None else f'Minimum({bounded}, {high})'})"
@@ -75,8 +75,8 @@ def between(x: str, low: str | None, high: str | None, *, nan_counts: bool) -> s
 def _torch_hardtanh(p: Attrs) -> str:
     """torch.nn.functional.hardtanh: 16-bit values are compared with the bounds as they were given.
 
-    A bound that the dtype lacks would be rounded among its values. Its next value on the side that is compared with it
-    stands for it there. A bound that is NaN makes NaN of everything: no form is compared with it.
+    A bound that the dtype cannot hold would be rounded. The comparison uses the next value of the dtype on the compared
+    side instead. A NaN bound makes every result NaN; it has no form.
     """
     if math.isnan(p["min_val"]) or math.isnan(p["max_val"]):
         return ""
@@ -106,7 +106,7 @@ MAXIMUM = pointwise(
     commutative=True,
     torch_calls=(TorchCall("maximum|max(input, other)"),),
     source="oneDNN Graph Maximum",
-    # At a tie half to each, as in torch.
+    # At a tie each operand receives half, as in torch.
     gradient={
         "src_0": "Select(Less(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
         "src_1": "Select(Greater(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
@@ -126,7 +126,7 @@ MINIMUM = pointwise(
     commutative=True,
     torch_calls=(TorchCall("minimum|min(input, other)"),),
     source="oneDNN Graph Minimum",
-    # At a tie half to each, as in torch.
+    # At a tie each operand receives half, as in torch.
     gradient={
         "src_0": "Select(Greater(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
         "src_1": "Select(Less(src_0, src_1), 0, Select(Equal(src_0, src_1), Multiply(d, 0.5), d))",
@@ -135,7 +135,7 @@ MINIMUM = pointwise(
 
 
 def _bounds_once(op: Op) -> None:
-    """Each bound is given at most once, at least one is; for integers, attributes are values of the dtype."""
+    """At least one bound is given, and each at most once; for integers, attributes are values of the dtype."""
     dtype = op.inputs[0].dtype
     for index, (bound, attr) in enumerate((("low", "min"), ("high", "max")), start=1):
         if len(op.inputs) > index and attr in op.attrs:
@@ -176,14 +176,14 @@ def _bound(src: np.ndarray, value: float | None) -> Any:
 
 
 def _bound_names(attrs: Attrs, given: Collection[str]) -> tuple[str | None, str | None]:
-    """What the two bounds are: inputs, attributes (with a leading $), or None."""
+    """The two bounds: names of inputs, names of attributes (with a leading $), or None."""
     low = "low" if "low" in given else "$min" if "min" in attrs else None
     high = "high" if "high" in given else "$max" if "max" in attrs else None
     return low, high
 
 
 def _without_nan(attrs: Attrs, ndims: object) -> bool:
-    """onnxruntime's Clip ignores a bound that is NaN; Max and Min, of which the function is made, do not."""
+    """True if no bound is NaN: onnxruntime's Clip ignores a NaN bound; Max and Min, which make up the function, do not."""
     return not any(value != value for value in (attrs.get("min"), attrs.get("max")))
 
 
@@ -242,7 +242,7 @@ CLAMP = pointwise(
     source="oneDNN Graph Clamp; ONNX Clip for tensor bounds",
     check=_bounds_once,
     gradient={
-        # 1 at the bounds, as in torch: where nothing was changed; 0 between bounds out of order.
+        # 1 where the value was not changed, at the bounds too, as in torch; 0 where the bounds are out of order.
         "src": lambda attrs, given: (
             "Select(And(GreaterEqual(src, low), LessOrEqual(src, high)), d, 0)"
             if {"low", "high"} <= set(given)

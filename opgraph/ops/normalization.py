@@ -1,4 +1,4 @@
-"""Norms over the last axes: LayerNorm and RMSNorm."""
+"""Normalization over the last axes: LayerNorm and RMSNorm."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def last_axes(ndim: int, begin: int) -> tuple[int, ...]:
 
 
 def axes_of(op: Op) -> tuple[int, ...]:
-    """The axes of an op, from the end where its attribute counts from there: then no rank is needed."""
+    """The normalized axes of an op. They are negative where the attribute is negative, which needs no rank."""
     begin = attr_of(op, "begin_norm_axis")
     return tuple(range(begin, 0)) if begin < 0 else tuple(range(begin, rank_of(op, op.inputs[0])))
 
 
 def _shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src; mean and variance have its axes before begin_norm_axis, gamma and beta those from there on."""
+    """The shape of src; mean and variance have its axes before begin_norm_axis, gamma and beta those from there on."""
     dims = inputs[0].dims
     if dims is None:
         return (None, None, None)
@@ -93,13 +93,13 @@ def _spell_layer_norm(build: Builder, op: Op) -> list[LogicalTensor]:
 
 
 def _layer_norm_gradient(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """LayerNormBackward of d, and what reaches src by way of the statistics."""
+    """LayerNormBackward of d, and the gradient that flows to src through the statistics."""
     src, *affine = op.inputs
     axes = axes_of(op)
     wide = affine
     if len(op.outputs) > 1 and op.outputs[1].dtype != "bf16":
         center, variance = op.outputs[1:]
-    else:  # made again: statistics of 16 bits would be far from the truth
+    else:  # recomputed: statistics of 16 bits would be too inaccurate
         kept_mean, _, kept_variance = statistics.moments(build, widened(build, src), axes)
         center, variance = (build("Squeeze", t, axes=axes) for t in (kept_mean, kept_variance))
         wide = [in_dtype(build, t, center.dtype) for t in affine]

@@ -19,7 +19,7 @@ from opgraph.ops.statistics import AFFINE, EPSILON, GRADIENTS, NEEDED_EPSILON, T
 
 
 def _layer_shapes(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src; diff_gamma and diff_beta have its axes from begin_norm_axis on."""
+    """The shape of src; diff_gamma and diff_beta have its axes from begin_norm_axis on."""
     dims = inputs[0].dims
     if dims is None:
         return (None, None, None)
@@ -119,7 +119,7 @@ def _spell_batch_norm_backward(build: Builder, op: Op) -> list[LogicalTensor]:
     axes = other_axes(rank_of(op, op.inputs[0]), op.attrs)
     src, grad, center, variance, *affine = (widened(build, t) for t in op.inputs)
     if op.attrs["data_format"] == "NCX":
-        # One for each row, as reductions make them: the forward op's may be in the same loop. (NXC: 5% slower.)
+        # One value per row, as from reductions: those of the forward op may be in the same loop. (NXC: 5% slower.)
         center, variance = (build("Unsqueeze", t, axes=axes) for t in (center, variance))
     inverse = inverse_deviation(build, op, variance)
     normal = build("Multiply", build("Subtract", src, center), inverse)

@@ -1,4 +1,4 @@
-"""Where the records say otherwise than oneDNN's schemas, on purpose: each difference with its reason, in one place."""
+"""The intended differences between the records and oneDNN's schemas, each with its reason, in one place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from opgraph.ir.op import Op
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: of a kind, in words."""
+    """One difference of a kind, in words."""
 
     kind: str
     what: str
@@ -20,12 +20,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """Differences of one reason.
+    """Differences with one reason.
 
     Attributes:
-        kinds, what: patterns (`*` is any text).
-        is_onednn: oneDNN has it, and only the schema file does not say so.
-        used_by: whether an op makes use of it, so that oneDNN refuses the op, where the words do not say.
+        kinds, what: patterns (`*` matches any text).
+        is_onednn: oneDNN has it, and only the schema file leaves it out.
+        used_by: tests if an op uses it, so that oneDNN rejects the op; given where `what` is not enough for the test.
     """
 
     reason: str
@@ -35,15 +35,15 @@ class Listed:
     used_by: Callable[[Op], bool] | None = None
 
     def names(self, found: Difference, kind: str, what: str) -> bool:
-        """Whether two of the patterns name a difference."""
+        """True if one pattern of `kinds` and one of `what` match a difference."""
         return fnmatchcase(found.kind, kind) and fnmatchcase(found.what, what)
 
     def covers(self, found: Difference) -> bool:
-        """Whether any of the patterns name a difference."""
+        """True if any of the patterns match a difference."""
         return any(self.names(found, kind, what) for kind in self.kinds for what in self.what)
 
     def row(self) -> list[str]:
-        """Kinds, differences and reason, as a table shows them: dtypes of one port in one list."""
+        """The table row of kinds, differences and reason; dtypes of one port are in one list."""
         dtypes_of: dict[str, list[str]] = {}
         others = []
         for what in self.what:
@@ -179,7 +179,7 @@ DIFFERENCES: tuple[Listed, ...] = (
     ),
 )
 
-#: Those that no schema shows.
+#: Differences that no schema shows.
 UNSEEN: tuple[Listed, ...] = (
     Listed(
         reason="each channel is a group then, however many there are: ai.onnx InstanceNormalization",

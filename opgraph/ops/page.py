@@ -1,4 +1,4 @@
-"""The page of an op, written from its record: `specs/ops/<Kind>.md`, and what `opgraph ops KIND` prints.
+"""Generates the page of an op from its record: `specs/ops/<Kind>.md`, and the output of `opgraph ops KIND`.
 
 `python -m opgraph.ops.page specs/ops` rewrites the folder.
 """
@@ -33,7 +33,7 @@ def page_text(record: OpDef) -> str:
 
 
 def index_text() -> str:
-    """The page that lists all pages."""
+    """The index of all pages, in Markdown."""
     rows = [[f"[{r.kind}]({r.kind}.md)", _first_sentence(r.doc).replace("|", "\\|")] for r in all_ops()]
     return (
         "\n\n".join(
@@ -53,7 +53,7 @@ def index_text() -> str:
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Writes every page and the index; removes pages of kinds that are gone. Returns the files, sorted."""
+    """Writes every page and the index; removes pages of kinds that no longer exist. Returns the files, sorted."""
     texts = {f"{r.kind}.md": page_text(r) for r in all_ops()} | {"README.md": index_text()}
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.md"):

@@ -61,7 +61,7 @@ BIAS_ADD_BACKWARD = library(
 
 
 def _like_src_and_slope(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """Those of src and of slope."""
+    """The shapes of src and of slope."""
     src, slope, diff = (t.dims for t in inputs)
     if src is not None and diff is not None and not dims_agree(src, diff):
         raise ShapeMismatch("src and diff_dst differ in shape", "give the gradient of what PReLU made of src")

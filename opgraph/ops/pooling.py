@@ -1,4 +1,4 @@
-"""Pools: AvgPool, MaxPool and their gradients, over the windows of `opgraph.ops.windows`."""
+"""Pooling: AvgPool, MaxPool and their gradients, over the windows of `opgraph.ops.windows`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opgraph.ops.windows import NOT_GIVEN, ONES, Window, moved, moved_back, orde
 _WINDOW = (windows.STRIDES, windows.PADS_BEGIN, windows.PADS_END)
 _EXCLUDE = Attr(name="exclude_pad", type="bool")
 _DILATIONS = Attr(name="dilations", type="s64[]", default=ONES)
-#: "ceil" counts a last part of a step; oneDNN takes every other text for "floor".
+#: "ceil" counts a last partial step; oneDNN treats every other text as "floor".
 _ROUNDING = Attr(name="rounding_type", type="string", default="floor", choices=("floor", "ceil"))
 _SRC_SHAPE = Attr(name="src_shape", type="s64[]", default=NOT_GIVEN)
 
@@ -41,7 +41,7 @@ def _pooled(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]
 
 
 def _unpooled(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """src_shape, given as attribute or input; an entry 0: what follows from diff_dst."""
+    """src_shape, given as attribute or input; an entry 0 follows from diff_dst."""
     dims = inputs[0].dims
     if dims is None:
         return (None,)
@@ -67,7 +67,7 @@ def _fits_either_way(window: Window, data: Sequence[Any], positions: Sequence[An
 
 
 def _like_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src."""
+    """The shape of src."""
     src, diff = inputs[0].dims, inputs[1].dims
     if src is not None and diff is not None:
         order = windows.data_order(len(src), attrs)
@@ -133,7 +133,7 @@ def _pool(
     source: str = "",
     check: Callable[[Op], None] = windows.checked_lists,
 ) -> OpDef:
-    """Registers one pool; `make` brings operands into the form of `compute` and the result out of it."""
+    """Registers one pool; `make` converts operands to the layout of `compute`, and the result back."""
     numpy_compute, torch_compute = getattr(run, f"numpy_{compute}"), getattr(run, f"torch_{compute}")
     return library(
         kind,

@@ -11,11 +11,11 @@ import numpy as np
 from opgraph.ops.library import wide
 from opgraph.ops.windows import Window
 
-# -- both: element by element of the window, each step on all windows at once -----------------------------------------
+# -- both: one element of the window at a time, for all windows at once -----------------------------------------------
 
 
 def _span(window: Window, sizes: Sequence[int], positions: Sequence[int]) -> list[tuple[int, int]]:
-    """What is padded along each axis: at least what windows read, and what they are told."""
+    """The padding along each axis: the given one, and at the end at least as much as windows read."""
     found = []
     for size, begin, end, extent, stride, count in zip(
         sizes, window.begin, window.end, window.extents, window.strides, positions, strict=True
@@ -26,7 +26,7 @@ def _span(window: Window, sizes: Sequence[int], positions: Sequence[int]) -> lis
 
 
 def _counts(window: Window, sizes: Sequence[int], positions: Sequence[int], exclude: bool, dtype: Any) -> Any:
-    """How many elements each window divides by: of [Y...], or a number."""
+    """The divisor of each window: an array [Y...], or a number."""
     if not exclude:
         return prod(int(k or 0) for k in window.kernel)
     found = np.ones((), dtype)
@@ -56,7 +56,7 @@ def _cropped(padded: Any, pads: Sequence[tuple[int, int]], sizes: Sequence[int])
 
 
 def _choices(xp: Any, padded: Any, window: Window, positions: Sequence[int]) -> Any:
-    """For each element of the window in turn, where in the data it lies, and in which windows it is the one taken."""
+    """Yields for each element of the window its place in the data, and the mask of windows that take it."""
     best = None
     for _, where in window.taps(positions):
         piece = padded[where]
@@ -104,7 +104,7 @@ def _average_back(xp: Any, diff: Any, window: Window, sizes: Sequence[int], excl
 
 
 def numpy_average(src: Any, window: Window, positions: Sequence[int], exclude: bool) -> Any:
-    """Sums of the windows over the numbers of their elements."""
+    """The sum of each window divided by the number of its elements."""
     padded = _padded(np, src, _span(window, src.shape[2:], positions), 0.0)
     total = _zeros(np, src, (*src.shape[:2], *positions))
     for _, where in window.taps(positions):
@@ -113,7 +113,7 @@ def numpy_average(src: Any, window: Window, positions: Sequence[int], exclude: b
 
 
 def numpy_largest(src: Any, window: Window, positions: Sequence[int], exclude: bool) -> Any:
-    """The largest of each window."""
+    """The largest element of each window."""
     padded = _padded(np, src, _span(window, src.shape[2:], positions), -np.inf)
     made = np.full((*src.shape[:2], *positions), -np.inf, src.dtype)
     for _, where in window.taps(positions):
@@ -122,21 +122,21 @@ def numpy_largest(src: Any, window: Window, positions: Sequence[int], exclude: b
 
 
 def numpy_taken(src: Any, values: Any, window: Window, positions: Sequence[int], exclude: bool) -> Any:
-    """The values where the largest lie."""
+    """The values at the places of the largest elements."""
     return _taken(np, src, values, window, positions)
 
 
 def numpy_average_back(diff: Any, window: Window, sizes: Sequence[int], exclude: bool) -> Any:
-    """Shares of diff added to the elements of its windows."""
+    """Adds equal shares of diff to the elements of its windows."""
     return _average_back(np, diff, window, sizes, exclude)
 
 
 def numpy_largest_back(src: Any, diff: Any, window: Window) -> Any:
-    """diff added to where the largest lie."""
+    """Adds diff at the places of the largest elements."""
     return _largest_back(np, src, diff, window)
 
 
-# -- torch: its own pools forward; backward as above, which CUDA sums in one order, too -------------------------------
+# -- torch: its pools forward; backward as above, which sums in a fixed order on CUDA too -----------------------------
 
 
 def torch_average(t: Any, src: Any, window: Window, positions: Sequence[int], exclude: bool) -> Any:
@@ -163,7 +163,7 @@ def torch_largest(t: Any, src: Any, window: Window, positions: Sequence[int], ex
 
 
 def _first(pooled: Any, positions: Sequence[int]) -> Any:
-    """The positions that count: a padding may leave room for more."""
+    """The requested positions; the padding may leave room for more."""
     return pooled[(..., *[slice(0, n) for n in positions])]
 
 

@@ -1,4 +1,4 @@
-"""Gradients of pools, which are pools again."""
+"""Gradients of pools. They are pools again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_average(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_average_back(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """AvgPool of what arrives."""
+    """AvgPool of the incoming gradient."""
     diff_dst, *shape = op.inputs
     if d[0] is None:
         return [None] * len(op.inputs)
@@ -40,7 +40,7 @@ def of_largest(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_largest_back(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """What arrives, at the places that were taken; nothing for src, which only says where they are."""
+    """The incoming gradient at the places that were taken; none for src, which only determines these places."""
     src, diff_dst = op.inputs
     if d[0] is None:
         return [None, None]
@@ -49,7 +49,7 @@ def of_largest_back(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_taken(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """MaxPoolBackward for the values; nothing for src."""
+    """MaxPoolBackward for the values; no gradient for src."""
     return [None, None if d[0] is None else build("MaxPoolBackward", op.inputs[0], d[0], **_attrs(op, "dilations"))]
 
 
@@ -58,10 +58,10 @@ def _attrs(op: Op, *more: str) -> dict[str, Any]:
 
 
 def _known_shape(op: Op, src: LogicalTensor) -> tuple[int, ...]:
-    """The shape of src, 0 for a batch or channels that nobody knows.
+    """The shape of src, with 0 for an unknown batch or unknown channels.
 
     Raises:
-        Unimplemented: nobody knows a spatial size.
+        Unimplemented: a spatial size is unknown.
     """
     dims = src.dims
     spatial = (None,) if dims is None else ordered(dims, windows.data_order(len(dims), op.attrs))[2:]

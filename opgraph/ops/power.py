@@ -35,12 +35,12 @@ _SIMPLE = {
     0.5: "Sqrt(input)",
     -0.5: "Rsqrt(input)",
     -1: "Reciprocal(input)",
-    -2: "Square(Reciprocal(input))",  # the other way round, derivatives overflow where this is finite
+    -2: "Square(Reciprocal(input))",  # in the other order, derivatives overflow where this is finite
 }
 
 
 def _torch_powers(p: Attrs, general: str) -> str:
-    """torch.pow: general for other exponents than these, for tensors, and for a number as base."""
+    """torch.pow: `general` for exponents outside `_SIMPLE`; Pow for tensors, integers and a number as base."""
     exponent = p["exponent"]
     if (
         not isinstance(exponent, (int, float))
@@ -79,7 +79,7 @@ POW = pointwise(
         "src": lambda attrs, given: (
             "PowBackward(src, d, exponent)" if "exponent" in given else "PowBackward(src, d, beta=$beta)"
         ),
-        # y ln x, and 0 at x = 0 for exponents from 0 up, as in torch.
+        # y ln x, and 0 at x = 0 for exponents of 0 or more, as in torch.
         "exponent": "Select(And(Equal(src, 0), GreaterEqual(exponent, 0)), 0, Multiply(d, Multiply(dst, Log(src))))",
     },
 )

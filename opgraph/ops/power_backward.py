@@ -1,5 +1,5 @@
-"""The derivatives of powers as an op, which is no kind of oneDNN: made of smaller ops they would round b - 1, an error
-that ln(src) multiplies."""
+"""The derivatives of powers as an op, which oneDNN lacks. Composed of smaller ops they would round b - 1, an error that
+ln(src) multiplies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _one_exponent(op: Op) -> None:
 
 
 def _power_decomposition(attrs: Attrs, given: Collection[str]) -> str:
-    # beta as a tensor: a number less a number would be f32.
+    # beta as a tensor: the difference of two numbers would be f32.
     b = "exponent" if "exponent" in given else "Clamp(src, min=$beta, max=$beta)"
     coefficient = _product([b, *(f"Subtract({b}, {k})" for k in range(1, attrs["order"]))])
     value = f"Multiply(diff_dst, Multiply({coefficient}, Pow(src, Subtract({b}, {attrs['order']}))))"

@@ -1,6 +1,6 @@
 """Quantize, Dequantize and their dynamic forms: scales and zero points by tensor, channel or group.
 
-f8, s4 and u4 are storage: they are converted to f32 and from it, and nothing else is done with them.
+f8, s4 and u4 are storage dtypes: the only operations on them are conversions from and to f32.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def _groups_fit(op: Op) -> None:
 
 
 def _operands(build: Builder, op: Op) -> tuple[LogicalTensor, Any, Any]:
-    """src, scales and zero points (or None) in the compute type, so that they broadcast.
+    """src, scales and zero points (or None) in the compute type, in shapes that broadcast.
 
     Raises:
-        Unimplemented: they do not, as they are: a list for channels, groups, or storage without arithmetic.
+        Unimplemented: they do not broadcast: a list for channels, or groups; or a storage dtype without arithmetic.
     """
     stored = {t.dtype for t in (*op.inputs, *op.outputs)} - set(dtypes.ARITHMETIC)
     listed = len(attr_of(op, "scales")) > 1 if "scales" in op.attrs else op.attrs["qtype"] == "per_group"
@@ -104,7 +104,7 @@ def _operands(build: Builder, op: Op) -> tuple[LogicalTensor, Any, Any]:
 
 
 def _beside(build: Builder, op: Op, values: LogicalTensor) -> LogicalTensor:
-    """Scales or zero points, with axes so that they broadcast against src."""
+    """Scales or zero points in the compute type, with axes that broadcast against src."""
     wide = widened(build, values) if values.dtype in dtypes.FLOATS else build("TypeCast", values, dtype="f32")
     ndim = rank_of(op, op.inputs[0])
     if rank_of(op, values) == ndim or rank_of(op, values) == 0:
@@ -230,6 +230,6 @@ DYNAMIC_DEQUANTIZE = _quantization(
         "T3": ("u4", "s4", "u8", "s8", "s32"),
     },
     attrs=(_AXIS, _GROUP_SHAPE, _qtype("per_channel", "per_group")),
-    gradient=None,  # of scales, by the smaller ops
+    gradient=None,  # that of scales comes from the smaller ops
     check=_groups_fit,
 )

@@ -14,7 +14,7 @@ from opgraph.ops.scales import scale_dims, spread
 
 
 def of_attributes(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """A formula over inputs as one over attributes."""
+    """Turns a formula over inputs into one over attributes."""
 
     def form(src: Any, *, scales: Sequence[float], zps: Sequence[int] = (), **attrs: Any) -> Any:
         factors = np.asarray(scales, np.float32)
@@ -24,7 +24,7 @@ def of_attributes(formula: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def numpy_quantize(src: Any, scales: Any, zps: Any = None, *, to: str, **attrs: Any) -> np.ndarray:
-    """src / scale + zero point, to the nearest integer and saturated; to f8 converted."""
+    """src / scale + zero point, rounded to the nearest integer and saturated; for f8 it is converted."""
     steps = src / spread(scales, src.shape, attrs).astype(src.dtype)
     if zps is not None:
         steps = steps + spread(zps, src.shape, attrs).astype(src.dtype)
@@ -41,7 +41,7 @@ def numpy_dequantize(src: Any, scales: Any, zps: Any = None, **attrs: Any) -> An
 
 
 def with_spread_scales(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The same formula in torch: scales spread by NumPy's rules."""
+    """The same torch formula with scales expanded as `spread` does it in NumPy."""
 
     def torch_form(t: Any, src: Any, *operands: Any, **attrs: Any) -> Any:
         return formula(t, src, *[_torch_spread(t, o, src, attrs) for o in operands], **attrs)

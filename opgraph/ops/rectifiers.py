@@ -1,4 +1,4 @@
-"""Activations in two pieces: rectifiers and exponential units."""
+"""Activations with two pieces: rectifiers and exponential units."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LEAKY_RELU = pointwise(
         ),
     ),
     source="oneDNN Graph LeakyReLU",
-    # At 0 alpha, as in torch.
+    # At 0 the slope is alpha, as in torch.
     gradient={"src": "Select(Greater(src, 0), d, Multiply(d, $alpha))"},
     gradient_from_output=lambda attrs, given: (
         "Select(Greater(dst, 0), d, Multiply(d, $alpha))" if attrs["alpha"] > 0 else ""
@@ -86,7 +86,7 @@ PRELU = pointwise(
     torch_calls=(TorchCall("prelu(input, weight)", "PReLU(input, weight, per_channel_broadcast=false)"),),
     source="oneDNN Graph PReLU",
     channel_inputs=(1,),
-    # At 0 as below it, as in torch and oneDNN.
+    # At 0 the same as below 0, as in torch and oneDNN.
     gradient={
         "src": "Select(Greater(src, 0), d, Multiply(d, slope))",
         "slope": "Select(Greater(src, 0), 0, Multiply(d, src))",
@@ -111,7 +111,7 @@ ELU = pointwise(
         ),
     ),
     source="oneDNN Graph Elu",
-    # Not from the output: where y is rounded to -alpha, y + alpha is 0 and the gradient is not.
+    # Not computed from the output: where y is rounded to -alpha, y + alpha is 0 and the gradient is not 0.
     gradient={"src": "EluBackward(src, d, alpha=$alpha, use_dst=false)"},
 )
 
@@ -146,8 +146,8 @@ SELU = pointwise(
 def _celu_backward(attrs: Attrs, given: Collection[str]) -> str:
     """d e^(x / alpha) where x <= 0.
 
-    The exponent is at most 0 for alpha > 0, and at least 0 for alpha < 0. There 1 + y / alpha is the power, without the
-    error that a large exponent has once it is rounded.
+    The exponent is at most 0 for alpha > 0, and at least 0 for alpha < 0. In the latter case the power is computed as
+    1 + y / alpha, which avoids the rounding error of a large exponent.
     """
     if attrs["alpha"] < 0:
         below = "Multiply(Add(Divide(Celu(src, alpha=$alpha), $alpha), 1), d)"
@@ -157,7 +157,7 @@ def _celu_backward(attrs: Attrs, given: Collection[str]) -> str:
 
 
 def _celu_in_parts(attrs: Attrs, given: Collection[str]) -> str:
-    """alpha elu(x / alpha), whose sign is that of x for alpha > 0 alone."""
+    """alpha elu(x / alpha) for alpha > 0; only there x / alpha has the sign of x."""
     if attrs["alpha"] > 0:
         return "Multiply(Elu(Divide(src, $alpha), alpha=1), $alpha)"
     return "Select(Greater(src, 0), src, Multiply(Expm1(Divide(src, $alpha)), $alpha))"

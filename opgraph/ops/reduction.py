@@ -25,7 +25,7 @@ _AXES_ARE_INPUT_SINCE = {"ReduceSum": 13}
 
 
 def _reduced(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src without the axes, or with 1 in their place where keep_dims is true; without axes that of src."""
+    """The shape of src without the axes, or with 1 in their place where keep_dims is true; without axes that of src."""
     dims = inputs[0].dims
     axes = gradients.static_axes(inputs, attrs)
     if dims is None or axes == ():
@@ -42,7 +42,7 @@ def _one_place_for_axes(op: Op) -> None:
     """The axes are the attribute or the second input, and not both.
 
     Raises:
-        InvalidGraphOp: both are given, or none. (oneDNN makes the latter an identity; nobody means that.)
+        InvalidGraphOp: both are given, or none. (oneDNN treats the latter as an identity, which is never intended.)
     """
     given = op.attrs.get("axes")
     if (len(op.inputs) > 1 and given) or (len(op.inputs) == 1 and given is None):
@@ -71,8 +71,8 @@ def _reduction(
     """Registers one reduction.
 
     Args:
-        numpy: of the source, axes (at least one) and keep_dims.
-        torch: of the torch module and the same.
+        numpy: a function of src, axes (at least one) and keep_dims.
+        torch: a function of the torch module and the same.
     """
 
     def numpy_form(src: Any, *second: Any, **attrs: Any) -> Any:
@@ -85,7 +85,7 @@ def _reduction(
 
     since = _AXES_ARE_INPUT_SINCE.get(kind, 18)
     keep = {"keep_dims": "keepdims"}
-    # Without axes onnxruntime makes a norm |src|, where oneDNN's page says src.
+    # Without axes a norm is |src| in onnxruntime, but src according to oneDNN's page.
     empty = (
         Onnx(op_type="Identity", since=1, inputs=("src",), when={"axes": (), "keep_dims": False})
         if kind in ("ReduceL1", "ReduceL2")
@@ -136,7 +136,7 @@ def _reduction(
 
 
 def _mean(src: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    # numpy.mean warns where there is nothing.
+    # numpy.mean warns if there are no elements.
     return reference_math.sum_over(src, axes, keep=keep) / prod(src.shape[axis] for axis in axes)
 
 
@@ -147,7 +147,7 @@ def _wide(t: Any, src: Any) -> Any:
 
 def _torch_extreme(name: str, empty: float) -> Callable[..., Any]:
     def extreme(t: Any, src: Any, axes: tuple[int, ...], keep: bool) -> Any:
-        if src.numel() == 0:  # torch has no largest element of none
+        if src.numel() == 0:  # torch has no largest element of an empty tensor
             return t.sum(src, axes, keep).fill_(empty)
         return getattr(t, name)(src, axes, keep)
 
@@ -155,7 +155,7 @@ def _torch_extreme(name: str, empty: float) -> Callable[..., Any]:
 
 
 def _torch_product(t: Any, src: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    for axis in reversed(normalized_axes(axes, src.ndim)):  # torch takes one at a time
+    for axis in reversed(normalized_axes(axes, src.ndim)):  # torch takes one axis at a time
         src = t.prod(src, axis, keep, dtype=_wide(t, src))
     return src
 

@@ -1,4 +1,4 @@
-"""Gradients of reductions, as graphs. d of a reduced value is spread over src again; shapes may be unknown."""
+"""Gradients of reductions, as graphs. d of a reduced value is broadcast to src; shapes may be unknown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def static_axes(inputs: Sequence[LogicalTensor], attrs: Attrs) -> tuple[int, ...
 
 
 def of_sum(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d, spread."""
+    """d, broadcast to src."""
     src, (grad,) = op.inputs[0], d
     if grad is None or _is_identity(op):
         return _first(op, grad)
@@ -30,46 +30,46 @@ def of_sum(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_mean(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d over the number of elements, spread."""
+    """d divided by the number of elements, broadcast to src."""
     src, (grad,) = op.inputs[0], d
     if grad is None or _is_identity(op):
         return _first(op, grad)
     kept = _kept(build, op, grad)
-    # No TypeCast at the end: that would round what a kernel has in f32 all the way.
+    # No TypeCast at the end: it would round a value that a kernel keeps in f32 throughout.
     share = build("Divide", widened(build, kept), _count(build, op, kept), dtype=grad.dtype)
     return _first(op, build("BroadcastTo", share, src))
 
 
 def of_extreme(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d in equal parts to all elements that are the largest (smallest), as torch.amax has it."""
+    """d in equal parts to all elements that are the largest (smallest), as in torch.amax."""
     src, (grad,) = op.inputs[0], d
     if grad is None or _is_identity(op):
         return _first(op, grad)
     kept = _kept(build, op, grad)
     is_one = is_extreme(build, op)
     ones = build("Select", is_one, _filled(build, 1.0, src), 0.0)
-    # Divided last, so that NaN, which equals nothing, leaves 0 / 0 behind.
+    # The division is last, so that NaN, which equals nothing, gives 0 / 0.
     share = build("Divide", build("Select", is_one, widened(build, kept), 0.0), build("SumTo", ones, kept))
     return _first(op, in_dtype(build, share, grad.dtype))
 
 
 def is_extreme(build: Builder, op: Op) -> LogicalTensor:
-    """Which elements of an op's input are the largest (smallest) ones that the op found."""
+    """A mask of the elements of an op's input that are the largest (smallest) ones that the op found."""
     found: LogicalTensor = build("Equal", op.inputs[0], _kept(build, op, op.outputs[0]))
     return found
 
 
 def has_places(op: Op) -> bool:
-    """Whether it is known before running where a reduction's results belong among the elements of its input."""
+    """True if it is known before running which elements of its input each result of a reduction belongs to."""
     return bool(op.attrs["keep_dims"]) or static_axes(op.inputs, op.attrs) is not None
 
 
 def of_product(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     """d times the product of the other elements.
 
-    That is y / src, and where src is 0: the product of the non-zero ones if this is the only 0, else 0. With two zeros
-    it is written as the other one of them times that product: 0 too, but with the right derivative, so that second
-    derivatives are exact.
+    That is y / src. Where src is 0, it is the product of the non-zero elements if this is the only 0, else 0. With two
+    zeros it is written as the other zero times that product. This is 0 too, but has the correct derivative, so that
+    second derivatives are exact.
     """
     src, (grad,) = op.inputs[0], d
     if grad is None or _is_identity(op):
@@ -98,13 +98,13 @@ def of_l1(build: Builder, op: Op, d: _Gradients) -> _Gradients:
     if grad is None or _is_identity(op):
         return _first(op, grad)
     sign = build("Sign", src)
-    if static_axes(op.inputs, op.attrs) is None:  # perhaps along no axes: a result below 0 is the element itself
+    if static_axes(op.inputs, op.attrs) is None:  # there may be no axes: a result below 0 is the element itself
         sign = build("Select", build("Less", _kept(build, op, op.outputs[0]), 0.0), 1.0, sign)
     return _first(op, build("Multiply", _kept(build, op, grad), sign))
 
 
 def of_l2(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d times src / y; 0 where y is 0, as torch.linalg.vector_norm has it."""
+    """d times src / y; 0 where y is 0, as in torch.linalg.vector_norm."""
     src, (grad,) = op.inputs[0], d
     if grad is None or _is_identity(op):
         return _first(op, grad)
@@ -123,7 +123,7 @@ def _is_identity(op: Op) -> bool:
 
 
 def _kept(build: Builder, op: Op, reduced: LogicalTensor) -> LogicalTensor:
-    """A tensor of the result's shape with the reduced axes in their places again, of size 1.
+    """A tensor of the result's shape, with the reduced axes restored as axes of size 1.
 
     Raises:
         Unimplemented: the axes are known only at run time.
@@ -142,15 +142,15 @@ def _kept(build: Builder, op: Op, reduced: LogicalTensor) -> LogicalTensor:
 
 
 def _count(build: Builder, op: Op, kept: LogicalTensor) -> Any:
-    """How many elements each result is made of."""
+    """The number of elements that are reduced to each result."""
     return element_count(build, op.inputs[0], static_axes(op.inputs, op.attrs), kept)
 
 
 def element_count(build: Builder, src: LogicalTensor, axes: Sequence[int] | None, kept: LogicalTensor) -> Any:
-    """How many elements lie along axes: a number where that is known, else counted from the shape alone.
+    """The number of elements along axes: a number where it is known, else a tensor computed from the shape alone.
 
     Args:
-        axes: None: nobody knows them.
+        axes: None if they are unknown.
         kept: a tensor of the shape of src, with size 1 along the axes.
     """
     sizes = None if src.dims is None or axes is None else [src.dims[axis] for axis in axes]
@@ -163,5 +163,5 @@ def element_count(build: Builder, src: LogicalTensor, axes: Sequence[int] | None
 
 
 def _filled(build: Builder, value: float, like: LogicalTensor) -> LogicalTensor:
-    """A number in the shape of a tensor; in f32 for f16 and bf16, which cannot count far."""
+    """A number in the shape of a tensor; in f32 for f16 and bf16, which cannot represent large counts."""
     return widened(build, build("BroadcastTo", value, like))

@@ -1,6 +1,6 @@
-"""NumPy forms without cancellation or overflow, for the references that are the truth of the tests.
+"""NumPy forms without cancellation or overflow, for the references that the tests take as the truth.
 
-All take and return float arrays of one dtype, which they keep.
+All take float arrays of one dtype and return arrays of that dtype.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 from opgraph.errors import Unimplemented
 
-#: np.where, whose stub forgets what it returns.
+#: np.where with its return type, which the stub lacks.
 where: Callable[..., np.ndarray] = np.where
 
 
 def sum_over(values: Any, axes: Iterable[int], *, keep: bool = False, dtype: Any = None) -> Any:
-    """The sum over axes, in pairs. NumPy adds in pairs along an axis that is innermost in memory; along others it adds
+    """The sum over axes, in pairs. NumPy adds in pairs along an axis that is innermost in memory. Along others it adds
     one element after the other, with an error that grows with their number instead of its logarithm. Axes are taken in
-    the order of memory: an array and a view of it with other axes in front have the same bits.
+    memory order, so that an array and a view of it with other axes in front give the same bits.
 
     Args:
-        values: an array of NumPy's, or another library's, which adds up as it does.
-        keep: whether the axes stay, with size 1.
+        values: an array of NumPy, or of another library, which then sums in its own way.
+        keep: the axes stay, with size 1.
     """
     over = tuple(axes)
     if isinstance(values, np.generic) or (isinstance(values, np.ndarray) and not (over and values.ndim)):
@@ -41,7 +41,7 @@ def sum_over(values: Any, axes: Iterable[int], *, keep: bool = False, dtype: Any
 
 
 def product(a: np.ndarray | float, x: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
-    """a x and, in float64, what its rounding left out: as an exponent of 700 that is 400 ulp."""
+    """a x and, in float64, its rounding error, which in an exponent of 700 causes an error of 400 ulp."""
     z: np.ndarray = a * x
     if z.dtype != np.float64:
         return z, 0.0
@@ -65,7 +65,7 @@ def times_exp(x: np.ndarray, z: np.ndarray) -> np.ndarray:
 def times_sigmoid(x: np.ndarray, z: np.ndarray, low: np.ndarray | float = 0.0) -> np.ndarray:
     """x sigmoid(z + low), a tiny `low`.
 
-    An infinite x meets sigmoid(-inf) = 0 in a zero of its sign, the limit: swish(-inf) = -0.
+    An infinite x times sigmoid(-inf) = 0 gives a zero with the sign of x, the limit: swish(-inf) = -0.
     """
     e = np.exp(-np.abs(z))
     y = where(z >= 0, x, times_exp(x, -np.abs(z))) / (1 + e) * (1 + low * where(z >= 0, e, 1) / (1 + e))
@@ -98,10 +98,10 @@ def mish(x: np.ndarray) -> np.ndarray:
 def gelu_erf(x: np.ndarray) -> np.ndarray:
     """x Phi(x) = x/2 erfc(-x / sqrt 2); left of -1 as x/2 erfcx(-x / sqrt 2) exp(-x^2 / 2).
 
-    There erfc would multiply the rounding error of its argument by x^2, and so would the exponential: x^2 is taken
-    in two parts.
+    There erfc would multiply the rounding error of its argument by x^2, and so would the exponential. Therefore x^2 is
+    carried in two parts.
     """
-    wide = np.maximum(np.asarray(x, np.float64), -60.0)  # the result has been -0 since -39
+    wide = np.maximum(np.asarray(x, np.float64), -60.0)  # the result is -0 from -39 down
     tail = np.minimum(wide, -1.0)
     square, rest = _product(tail, tail)
     left = times_exp(0.5 * wide * erfcx(tail * -math.sqrt(0.5)) * (1 - 0.5 * rest), -0.5 * square)
@@ -119,7 +119,7 @@ def gelu_tanh(x: np.ndarray) -> np.ndarray:
 
     2u reaches -700 before the result vanishes, so it is carried in two parts.
     """
-    wide = np.maximum(np.asarray(x, np.float64), -25.0)  # the result has been -0 since -22
+    wide = np.maximum(np.asarray(x, np.float64), -25.0)  # the result is -0 from -22 down
     v = np.minimum(wide, 12.0)
     square, square_rest = _product(v, v)
     cube, cube_rest = _product(np.asarray(_CUBE), square)
@@ -173,7 +173,7 @@ def erfcx(x: np.ndarray) -> np.ndarray:
 
 
 def log_ndtr(x: np.ndarray) -> np.ndarray:
-    """The logarithm of the normal distribution function; on the right by the tail, which is that of GELU."""
+    """The logarithm of the normal distribution function; right of 1/2 from the tail, which is that of GELU."""
     wide = np.asarray(x, np.float64)
     tail = np.clip(wide, 0.5, 60.0)
     right = np.log1p(gelu_erf(-tail) / tail)
@@ -246,7 +246,7 @@ def lgamma(x: np.ndarray) -> np.ndarray:
         e = where(near, wide - centre, 0.0)
         series = sum((-e) ** k * (zetac(float(k)) / k) for k in range(34, 1, -1)) + e * (1 - np.euler_gamma)
         general = where(near, series - np.log1p(e) if centre == 1.0 else series, general)
-    # gamma(x) is 1 / x to the last bit near 0, where SciPy says inf for subnormal x.
+    # gamma(x) is 1 / x to the last bit near 0, where SciPy returns inf for subnormal x.
     general = where(np.abs(wide) < 1e-17, -np.log(np.abs(wide)), where(np.isinf(wide), np.inf, general))
     return general.astype(x.dtype)
 

@@ -10,7 +10,7 @@ from opgraph.ops.families import NUMERIC, SIGNED, pointwise
 
 
 def _torch_decimals(decimals: int) -> str:
-    """torch.round(x, decimals=n): x times a power of ten, rounded, and back; as torch does it."""
+    """torch.round(x, decimals=n): scales x by a power of ten, rounds, and scales back, as torch does."""
     scale = 10 ** abs(decimals)
     there, back = ("Multiply", "Divide") if decimals > 0 else ("Divide", "Multiply")
     return f"{back}(Round({there}(input, {scale})), {scale})"

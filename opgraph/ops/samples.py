@@ -1,4 +1,4 @@
-"""Example inputs and attributes of an op, drawn from its record: what tests and `opgraph check` run it on."""
+"""Example inputs and attributes of an op, generated from its record for tests and `opgraph check`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def input_dtypes(record: OpDef, dtype: str) -> tuple[str, ...] | None:
 
 
 def dtypes_of(record: OpDef) -> tuple[str, ...]:
-    """The dtypes that all inputs whose dtype is free may have at once."""
+    """The dtypes that all inputs with a free dtype may have at once."""
     return tuple(d for d in dtypes.ARITHMETIC if input_dtypes(record, d) is not None)
 
 
 def forms(record: OpDef, dtype: str) -> list[tuple[tuple[Port, ...], dict[str, AttrValue]]]:
-    """Ways to call the op on inputs of a dtype: which inputs are given, and attributes.
+    """Ways to call the op on inputs of a dtype: the inputs that are given, and attributes.
 
-    What is optional comes once as attributes, once as inputs; then each attribute takes values other than its default,
-    and each optional one is alone, negative. Forms that the record's own check refuses are left out.
+    Optional values are given once as attributes, once as inputs. Then each attribute takes values other than its
+    default, and each optional attribute is given alone, negative. Forms that the record's check rejects are left out.
     """
     required = tuple(p for p in record.inputs if not p.optional)
     attrs = record.example_attrs()
@@ -73,7 +73,7 @@ def arrays(
 
     Args:
         ports: the inputs that are given.
-        dtype: what the symbols stand for.
+        dtype: the dtype for all symbols.
         shapes: one for each port.
     """
     rng = np.random.default_rng(seed)

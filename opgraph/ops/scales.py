@@ -1,4 +1,4 @@
-"""Scales and zero points: which shape they have, for a tensor, for channels or for groups, and how they spread."""
+"""Scales and zero points: their shapes, for a tensor, for channels or for groups, and how they are expanded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.ir.shapes import ShapeMismatch, dims_agree, normalized_axes
 
 
 def shape_of_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src."""
+    """The shape of src."""
     dims = inputs[0].dims
     if dims is not None:
         expected = scale_dims(dims, attrs)
@@ -33,7 +33,7 @@ def shape_of_src(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims,
 
 
 def scale_dims(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
-    """The shape of scales with all axes; 1 where several elements share one."""
+    """The shape of scales with all axes; 1 where the elements along an axis share a scale."""
     if attrs["qtype"] == "per_tensor":
         return (1,) * len(dims)
     if attrs["qtype"] == "per_channel":
@@ -49,7 +49,7 @@ def scale_dims(dims: Sequence[Dim], attrs: Attrs) -> tuple[Dim, ...]:
 
 
 def _belongs(dims: Sequence[Dim], expected: Sequence[Dim], *, alone: bool) -> bool:
-    """Whether scales have all axes, or only those along which there is more than one; zps may also be one for all."""
+    """True if scales have all axes, or only those along which there are several; zps may also be one for all."""
     packed = [d for d in expected if d != 1]
     unknown = not all(isinstance(d, int) for d in (*dims, *expected))  # a symbol may turn out to be 1
     return (
@@ -61,7 +61,7 @@ def _belongs(dims: Sequence[Dim], expected: Sequence[Dim], *, alone: bool) -> bo
 
 
 def spread(values: Any, shape: Sequence[int], attrs: Attrs) -> Any:
-    """Scales or zero points, so that they broadcast against an array of some shape."""
+    """Expands scales or zero points so that they broadcast against an array of shape `shape`."""
     values = np.asarray(values)
     if values.size == 1:
         return values.reshape(())

@@ -1,4 +1,4 @@
-"""Other shapes for the same elements: reshape, new and dropped axes, transpose."""
+"""Ops that change the shape of a tensor: reshape, new and dropped axes, transpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANY_SHAPE = (*dtypes.ARITHMETIC, dtypes.UNDEF)
 
 
 def _reshaped(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """`shape`, with sizes of src for 0 where special_zero is true, and what is left for -1."""
+    """`shape`, with sizes of src for 0 where special_zero is true, and the remaining size for -1."""
     wanted, dims = attrs["shape"], inputs[0].dims
     if any(size < -1 for size in wanted) or sum(size == -1 for size in wanted) > 1:
         raise ShapeMismatch(f"shape {list(wanted)} is none", "use sizes, and -1 at most once")
@@ -42,7 +42,7 @@ def _reshaped(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ..
     rest_before = [d for i, d in enumerate(dims) if i not in copies]
     rest_after = [size for i, size in enumerate(wanted) if i not in copies and size != -1]
     if all(isinstance(d, int) for d in rest_before):
-        # What is copied is the same before and after, so what is left for -1 does not depend on it: 0 may be copied.
+        # Copied sizes are the same before and after, so the size for -1 does not depend on them: they may be 0.
         before, after = prod(d for d in rest_before if isinstance(d, int)), prod(rest_after)
         if -1 in wanted and after == 0:
             raise ShapeMismatch(f"nothing says what -1 is in shape {list(wanted)}", "give the size instead of -1")
@@ -89,7 +89,7 @@ STATIC_RESHAPE = library(
 
 
 def _as_like(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of like, which must have as many elements as src."""
+    """The shape of like, which must have as many elements as src."""
     src, like = inputs[0].dims, inputs[1].dims
     counts = {_count(src), _count(like)} - {None}
     if len(counts) > 1:
@@ -130,7 +130,7 @@ RESHAPE_TO = library(
 
 
 def _unsqueezed(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src with a 1 at each of the axes, which count in the result."""
+    """The shape of src with a 1 at each of the axes, which are indices in the result."""
     dims, axes = inputs[0].dims, attrs["axes"]
     if dims is None:
         return (None,)
@@ -140,7 +140,7 @@ def _unsqueezed(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, 
 
 
 def _squeezed(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src without the axes, which must have size 1."""
+    """The shape of src without the axes, which must have size 1."""
     dims = inputs[0].dims
     if dims is None:
         return (None,)
@@ -190,7 +190,7 @@ SQUEEZE = library(
     torch=lambda t, src, axes: src.reshape(_squeezed_shape(src, axes)),
     gradient=gradients.of_squeeze,
     onnx=(
-        Onnx(op_type="Identity", since=1, inputs=("src",), when={"axes": ()}),  # no axes are all of them to onnxruntime
+        Onnx(op_type="Identity", since=1, inputs=("src",), when={"axes": ()}),  # onnxruntime treats none as all axes
         Onnx(op_type="Squeeze", since=13, inputs=_AXES_INPUT),
     ),
     source="ONNX Squeeze",
@@ -201,7 +201,7 @@ SQUEEZE = library(
 
 
 def _transposed(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src, permuted: axis i of the result is axis order[i] of src."""
+    """The shape of src, permuted: axis i of the result is axis order[i] of src."""
     dims, order = inputs[0].dims, attrs["order"]
     places = gradients.permutation(order)
     if places is None or (dims is not None and len(dims) != len(order)):
@@ -238,8 +238,8 @@ STATIC_TRANSPOSE = library(
     source="oneDNN Graph StaticTranspose",
 )
 
-#: The kinds that leave all elements where they are in row-major order: those that bring or take axes of size 1, those
-#: that make another shape altogether, and both.
+#: The kinds that keep the row-major order of all elements: those that add or remove axes of size 1, those that change
+#: the whole shape, and both.
 UNIT_AXES = (SQUEEZE.kind, UNSQUEEZE.kind)
 RESHAPES = (STATIC_RESHAPE.kind, RESHAPE_TO.kind)
 VIEWS = (*UNIT_AXES, *RESHAPES)

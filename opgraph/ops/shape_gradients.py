@@ -1,4 +1,4 @@
-"""Gradients of ops that give the same elements another shape: the way back, where shapes are unknown too."""
+"""Gradients of ops that change the shape of a tensor: the inverse change, also where shapes are unknown."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _Gradients: TypeAlias = Sequence[LogicalTensor | None]
 
 
 def permutation(order: Sequence[int]) -> tuple[int, ...] | None:
-    """An order of axes with entries from 0 on; None where it is no permutation."""
+    """An order of axes with non-negative entries; None if it is not a permutation."""
     places = tuple(i + len(order) if i < 0 else i for i in order)
     return places if sorted(places) == list(range(len(places))) else None
 
 
 def of_reshape(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d in the shape of src: by numbers where they are known, which ONNX can write, else by the tensor."""
+    """d in the shape of src: given by numbers where they are known, which ONNX can write, else by the tensor."""
     (grad,), src = d, op.inputs[0]
     if grad is None:
         return [None]
@@ -41,7 +41,7 @@ def of_unsqueeze(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_squeeze(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d with the axes again; by the tensor where nobody has said yet that they are of size 1."""
+    """d with the axes restored; the shape is given by the tensor where it is not known yet that their size is 1."""
     (grad,), src, axes = d, op.inputs[0], op.attrs["axes"]
     assert isinstance(axes, tuple)
     if grad is None:
@@ -52,7 +52,7 @@ def of_squeeze(build: Builder, op: Op, d: _Gradients) -> _Gradients:
 
 
 def of_transpose(build: Builder, op: Op, d: _Gradients) -> _Gradients:
-    """d with the axes where they were."""
+    """d with the axes in their original order."""
     (grad,), order = d, op.attrs["order"]
     assert isinstance(order, tuple)
     places = permutation([int(i) for i in order])

@@ -1,4 +1,4 @@
-"""Cutting a piece out of a tensor, and the adjoint of that."""
+"""Slice, and its adjoint."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _BOUNDS = (
 
 
 def _range(size: int, start: int, end: int, step: int) -> range:
-    """The indices that a slice takes of an axis, as ONNX has them: bounds are clamped to the axis."""
+    """The indices that a slice takes along an axis, as in ONNX: bounds are clamped to the axis."""
     last = size - 1 if step < 0 else size
     start = min(max(start + size if start < 0 else start, 0), last)
-    # Backwards a slice ends before its bound, and so at -1 where it takes all: far below 0 for whoever writes it.
+    # A backward slice ends before its bound, so at -1 where it takes all elements; this is written far below 0.
     end = min(max(end + size if end < 0 else end, -1 if step < 0 else 0), last)
     return range(start, end, step)
 
 
 def _sliced(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src, with the number of elements taken on each of the axes."""
+    """The shape of src, with the number of elements taken along each of the axes."""
     starts, ends, axes = attrs["starts"], attrs["ends"], attrs["axes"]
     steps = attrs.get("steps", (1,) * len(axes))
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
@@ -58,13 +58,13 @@ def _cut(src: Any, attrs: Attrs) -> tuple[slice, ...]:
         attrs["starts"], attrs["ends"], attrs["axes"], attrs.get("steps", (1,) * len(attrs["axes"])), strict=True
     ):
         taken = _range(src.shape[axis], start, end, step)
-        # Of a range that ends before the first element the bound is -1, which a slice reads as the last.
+        # If a range ends before the first element, its bound is -1, which a slice would read as the last element.
         cut[axis] = slice(taken.start, taken.stop if taken.stop >= 0 else None, step) if len(taken) else slice(0, 0)
     return tuple(cut)
 
 
 def _forwards(src: Any, attrs: Attrs) -> tuple[tuple[slice, ...], tuple[int, ...]]:
-    """The same elements taken in ascending order, and the axes on which that turns them around."""
+    """The same elements taken in ascending order, and the axes along which that reverses them."""
     cut, turned = [], []
     for axis, part in enumerate(_cut(src, attrs)):
         taken = range(*part.indices(src.shape[axis]))
@@ -97,7 +97,7 @@ SLICE = library(
 
 
 def _unsliced(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src."""
+    """The shape of src."""
     diff, src = inputs[0].dims, inputs[1].dims
     if src is not None:
         try:

@@ -22,7 +22,7 @@ _GRADS = Sequence[LogicalTensor | None]
 
 
 def _axis_checked(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of src, which must have the axis; stats have size 1 along it."""
+    """The shape of src, which must have the axis; stats have size 1 along it."""
     dims = inputs[0].dims
     if dims is None:
         return (None, None)
@@ -31,7 +31,7 @@ def _axis_checked(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims
 
 
 def _both_alike(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """That of dst and diff_dst, which are equal."""
+    """The shape of dst and of diff_dst, which must be equal."""
     if inputs[0].dims is not None:
         normalized_axes([attrs["axis"]], len(inputs[0].dims))
     try:
@@ -41,10 +41,10 @@ def _both_alike(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, 
 
 
 def _result_is_wider(op: Op) -> None:
-    """The result has the dtype of src; or it is f32, or src is.
+    """The result has the dtype of src, or one of the two is f32.
 
     Raises:
-        InvalidDataType: another one.
+        InvalidDataType: it has another one.
     """
     src, dst = op.inputs[0].dtype, op.outputs[0].dtype
     if src != dst and "f32" not in (src, dst):
@@ -76,12 +76,12 @@ def _softmax(src: Any, *, axis: int, mode: str) -> Iterator[Any]:
 
 
 def _torch_softmax(t: Any, src: Any, *, axis: int, mode: str) -> Iterator[Any]:
-    # Along another axis than the last, torch's sums are 6 times as far from the truth (12 epsilon at 128 terms).
+    # Along axes other than the last, the error of torch's sums is 6 times as large (12 epsilon at 128 terms).
     made = t.softmax(src.movedim(axis, -1), -1).movedim(-1, axis) if src.ndim else t.softmax(src, axis)
     if mode == "inf_as_zero" and src.shape[axis]:
         made = t.where(t.amax(src, axis, keepdim=True) == -_INF, 0.0, made)
     yield made
-    # Torch's is inf of an element that is inf, and in strict mode -inf of -inf alone, where dst is NaN.
+    # Torch's is inf if an element is inf, and in strict mode -inf if all are -inf; dst is NaN there.
     yield t.where(made.isnan().any(axis, keepdim=True), float("nan"), t.logsumexp(wide(src), axis, keepdim=True))
 
 
@@ -101,7 +101,7 @@ def _spell_softmax(build: Builder, op: Op) -> list[LogicalTensor]:
 
 
 def _softmax_gradient(build: Builder, op: Op, d: _GRADS) -> _GRADS:
-    """SoftMaxBackward of d; of the logarithm of the sum, the softmax itself."""
+    """SoftMaxBackward of d; the gradient of the logarithm of the sum is the softmax itself."""
     src, dst = op.inputs[0], op.outputs[0]
     parts = []
     if d[0] is not None:
@@ -192,9 +192,9 @@ def _spell_log_backward(build: Builder, op: Op) -> list[LogicalTensor]:
 
 
 def log_softmax_backward(build: Builder, grad: LogicalTensor, dst: LogicalTensor, axis: int) -> LogicalTensor:
-    """g - p sum(g), p = e^dst, of f32 or f64.
+    """g - p sum(g), p = e^dst, in f32 or f64.
 
-    Most of it cancels where p is near 1: there the same by 1 - p, which is exact from 1/2 on.
+    Most of it cancels where p is near 1. There it is computed from 1 - p, which is exact for p from 1/2 on.
     """
     inner, p = total(build, grad, (axis,)), build("Exp", dst)
     near_one = build("Add", build("Subtract", grad, inner), build("Multiply", inner, build("Subtract", 1.0, p)))

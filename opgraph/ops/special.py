@@ -12,7 +12,7 @@ _NO_ONNX = "none: ai.onnx has no such function"
 
 
 def _wide(t: Any, x: Any) -> Any:
-    """What torch has kernels of these functions for."""
+    """Converts x to a dtype for which torch has kernels of these functions."""
     return x.float() if x.dtype in (t.float16, t.bfloat16) else x
 
 
@@ -78,8 +78,8 @@ ERFINV = pointwise(
     domain=((-0.99, 0.99),),
     torch_calls=(TorchCall("erfinv(input)"),),
     source="torch.erfinv; Abramowitz and Stegun 26.2.23, with Halley's steps",
-    # sqrt(pi) / 2 e^(y^2), y the result. The rounding error of y would grow with y^2: from 1/2 on by erfcx(y) /
-    # erfc(y), as the argument tells erfc(y).
+    # sqrt(pi) / 2 e^(y^2), y the result. The rounding error of y would grow with y^2. From 1/2 on it is therefore
+    # computed as erfcx(y) / erfc(y), where erfc(y) follows from the argument.
     gradient={
         "src": "Multiply(Multiply(d, 0.886226925452758), Select(And(Less(Abs(src), 1), GreaterEqual(Abs(src), 0.5)), "
         "Divide(Erfcx(Abs(dst)), Subtract(1, Abs(src))), Exp(Square(dst))))",
@@ -158,7 +158,7 @@ I1 = pointwise(
     domain=((-10, 10),),
     torch_calls=(TorchCall("i1(input)"),),
     source="torch.special.i1; Abramowitz and Stegun 9.6.10, Cephes i1",
-    # I0(x) - I1(x) / x as one product: no infinite terms cancel. 1/2 at 0, and where I1e(x) is too small for digits.
+    # I0(x) - I1(x) / x as one product: no infinite terms cancel. 1/2 at 0, and where I1e(x) is too small to be exact.
     gradient={
         "src": "Multiply(d, Select(LessOrEqual(Abs(src), 1e-9), 0.5, "
         "Multiply(I0(src), Subtract(1, Divide(Divide(I1e(src), I0e(src)), src)))))",

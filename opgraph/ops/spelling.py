@@ -1,4 +1,4 @@
-"""What the spelled forms of ops are written with: see `OpDef.spelled`."""
+"""Helpers to write the spelled forms of ops: see `OpDef.spelled`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from opgraph.ir.opdef import Builder
 
 
 def widened(build: Builder, tensor: LogicalTensor) -> LogicalTensor:
-    """A tensor in the dtype in which it is computed: f32 for f16 and bf16."""
+    """Casts a tensor to its compute dtype: f32 for f16 and bf16."""
     return in_dtype(build, tensor, "f32") if tensor.dtype in ("f16", "bf16") else tensor
 
 
 def in_dtype(build: Builder, tensor: LogicalTensor, dtype: str) -> LogicalTensor:
-    """A tensor cast to a dtype, where it has another one."""
+    """Casts a tensor to a dtype, if it has another one."""
     result: LogicalTensor = tensor if tensor.dtype == dtype else build("TypeCast", tensor, dtype=dtype)
     return result
 
 
 def as_declared(build: Builder, op: Op, values: Sequence[LogicalTensor]) -> list[LogicalTensor]:
-    """The values of the outputs that an op has, in the dtypes that it declares; further ones are left out."""
+    """The values of the outputs that an op has, cast to its declared dtypes; further values are left out."""
     return [in_dtype(build, v, t.dtype) for v, t in zip(values, op.outputs, strict=False)]
 
 
 def attr_of(op: Op, name: str) -> Any:
-    """The value of an attribute, of the type that the record says."""
+    """The value of an attribute, of the type that the record declares."""
     return op.attr(name)
 
 
@@ -36,7 +36,7 @@ def rank_of(op: Op, tensor: LogicalTensor) -> int:
     """The number of dimensions of an operand.
 
     Raises:
-        Unimplemented: nobody knows it.
+        Unimplemented: it is unknown.
     """
     if tensor.ndim is None:
         raise Unimplemented(

@@ -1,4 +1,4 @@
-"""What norms share: attributes, ports, the rules that hold them together, and moments in small ops."""
+"""Parts shared by norms: attributes, ports, the rules that connect them, and moments in small ops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP_STATS = Attr(name="keep_stats", type="bool", default=True)
 USE_AFFINE = Attr(name="use_affine", type="bool", default=True)
 EPSILON = Attr(name="epsilon", type="f32", default=1e-5)
 NEEDED_EPSILON = Attr(name="epsilon", type="f32")
-#: Parameters and statistics are f32, or bf16 next to bf16 alone, or f64 next to f64.
+#: Parameters and statistics are f32; or bf16, only if src is bf16; or f64 if src is f64.
 TYPES = {"T1": FLOAT, "T2": ("f32", "bf16", "f64")}
 AFFINE = (Port(name="gamma", type="T2", optional=True), Port(name="beta", type="T2", optional=True))
 KEPT = tuple(Port(name=n, type="T2", optional=True, wide=True) for n in ("mean", "variance"))
@@ -24,7 +24,7 @@ GRADIENTS = tuple(Port(name=n, type="T2", optional=True, wide=True) for n in ("d
 
 
 def parameters_fit(op: Op) -> None:
-    """Parameters and statistics are f32, or of the dtype of src, which for f64 they are.
+    """Parameters and statistics are f32 or have the dtype of src; they are f64 if src is.
 
     Raises:
         InvalidDataType: another dtype.
@@ -43,7 +43,7 @@ def fits_forward(op: Op) -> None:
     """gamma and beta come together. keep_stats makes mean and variance outputs. Dtypes are f32 or that of src.
 
     Raises:
-        InvalidGraphOp: outputs or inputs that the attributes do not ask for, or lack.
+        InvalidGraphOp: there are more or fewer outputs or inputs than the attributes require.
         InvalidDataType: another dtype.
     """
     parameters_fit(op)
@@ -57,10 +57,10 @@ def fits_forward(op: Op) -> None:
 
 
 def fits_backward(op: Op) -> None:
-    """use_affine comes with gamma and with three outputs, and without it there is one. Dtypes are f32 or that of src.
+    """With use_affine there are gamma and three outputs, without it one output. Dtypes are f32 or that of src.
 
     Raises:
-        InvalidGraphOp: outputs or inputs that the attributes do not ask for, or lack.
+        InvalidGraphOp: there are more or fewer outputs or inputs than the attributes require.
         InvalidDataType: another dtype.
     """
     parameters_fit(op)
@@ -105,9 +105,9 @@ def backward(
 
     Args:
         grad: the gradient of the normalized values.
-        normal: these, (src - mean) inverse.
+        normal: the normalized values, (src - mean) inverse.
         inverse: 1 / sqrt(variance + epsilon).
-        mean_of: the mean over what was normalized.
+        mean_of: the mean over the normalized axes.
     """
     along = build("Multiply", normal, mean_of(build("Multiply", grad, normal)))
     result: LogicalTensor = build("Multiply", inverse, build("Subtract", build("Subtract", grad, mean_of(grad)), along))
@@ -122,10 +122,10 @@ def through_moments(
     of_mean: LogicalTensor | None,
     of_variance: LogicalTensor | None,
 ) -> list[LogicalTensor]:
-    """What gradients of mean and variance add to that of src: of_mean / n, and 2 (src - mean) of_variance / n.
+    """The gradients of src through mean and variance: of_mean / n, and 2 (src - mean) of_variance / n.
 
     Args:
-        axes: what the moments are over; in `center`, `of_mean` and `of_variance` they have size 1.
+        axes: the axes of the moments; in `center`, `of_mean` and `of_variance` they have size 1.
     """
     parts = []
     if of_mean is not None:
@@ -139,7 +139,7 @@ def through_moments(
 
 
 def summed(build: Builder, parts: Sequence[LogicalTensor]) -> LogicalTensor | None:
-    """The sum of some tensors of one shape; None of none."""
+    """The sum of tensors of one shape; None if there are none."""
     result = None
     for part in parts:
         result = part if result is None else build("Add", result, part)

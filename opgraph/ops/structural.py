@@ -1,4 +1,4 @@
-"""An op that stands for no computation: End."""
+"""An op without a computation: End."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import numpy as np
 from opgraph.ir.opdef import Onnx, TorchCall
 from opgraph.ops.families import pointwise
 
-#: 1 - x^2. Near 1 the two factors lose no digits; near 0 their derivative would, 1 - x - (1 + x).
+#: 1 - x^2. Near 1 the two factors lose no digits; near 0 the derivative of their product, 1 - x - (1 + x), would.
 _ONE_LESS_SQUARE = "Select(Less(Abs(src), 0.5), Subtract(1, Square(src)), Multiply(Subtract(1, src), Add(1, src)))"
 
 SIN = pointwise(

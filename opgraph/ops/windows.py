@@ -1,7 +1,7 @@
 """Sliding windows: sizes, paddings and layouts of convolutions and pools, in shapes and in arrays.
 
-Inside, data lie as NCX and weights as OIX; what oneDNN calls NXC, XIO and XOI is permuted on the way in and out. The
-arrays are NumPy's, or torch's where a function is given the module.
+Internally data are NCX and weights OIX; oneDNN's NXC, XIO and XOI are permuted on the way in and out. Arrays are
+NumPy's, or torch's where a function receives the module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Sizes = Sequence[Dim]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window along each spatial axis, with what is padded around the data (None where sizes do not say yet)."""
+    """A window along each spatial axis, with the padding of the data (None where it depends on unknown sizes)."""
 
     kernel: tuple[Dim, ...]
     strides: tuple[int, ...]
@@ -48,10 +48,10 @@ class Window:
 
         Args:
             kernel: its size along each spatial axis.
-            data: sizes of what it slides over, from which auto_pad takes the padding.
+            data: sizes of the data, from which auto_pad computes the padding.
 
         Raises:
-            ShapeMismatch: lists of other lengths.
+            ShapeMismatch: lists have other lengths.
         """
         strides = attrs["strides"]
         dilations = attrs.get("dilations", ONES)
@@ -72,16 +72,16 @@ class Window:
 
     @property
     def extents(self) -> tuple[int | None, ...]:
-        """From the first to the last element of the window along each axis."""
+        """The span from the first to the last element of the window along each axis."""
         return tuple(
             d * (k - 1) + 1 if isinstance(k, int) else None for k, d in zip(self.kernel, self.dilations, strict=True)
         )
 
     def positions(self, data: Sizes, *, up: bool = False) -> tuple[Dim, ...]:
-        """How often the window fits; with `up` a last part of a step counts.
+        """The number of positions where the window fits; with `up` a last partial step counts.
 
         Raises:
-            ShapeMismatch: it does not fit once.
+            ShapeMismatch: the window does not fit at all.
         """
         found: list[Dim] = []
         for size, extent, stride, pads in zip(data, self.extents, self.strides, self._pads(), strict=True):
@@ -97,7 +97,7 @@ class Window:
         return tuple(found)
 
     def covered(self, positions: Sizes, padding: Sequence[int] = ()) -> tuple[Dim, ...]:
-        """The smallest data over which the window has so many positions; `padding` is added."""
+        """The sizes of the smallest data on which the window has `positions`, plus `padding`."""
         found: list[Dim] = []
         more = tuple(padding) or (0,) * len(self.kernel)
         for count, extent, stride, pads, extra in zip(
@@ -113,7 +113,7 @@ class Window:
     # -- arrays -------------------------------------------------------------------------------------------------
 
     def taps(self, positions: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-        """Each element of the window: its place, and where in padded data it lies at all positions."""
+        """Yields for each element of the window its place, and its slices of padded data at all positions."""
         for place in itertools.product(*(range(int(k or 0)) for k in self.kernel)):
             starts = [i * d for i, d in zip(place, self.dilations, strict=True)]
             steps = zip(starts, positions, self.strides, strict=True)
@@ -136,7 +136,7 @@ def checked_lists(op: Op) -> None:
     """Strides, dilations and kernel are positive, paddings not negative.
 
     Raises:
-        InvalidGraphOp: another number.
+        InvalidGraphOp: a number is less.
     """
     for name, least in (("strides", 1), ("dilations", 1), ("kernel", 1), ("pads_begin", 0), ("pads_end", 0)):
         values = op.attrs.get(name, ())
@@ -152,7 +152,7 @@ def checked_lists(op: Op) -> None:
 
 
 def data_order(ndim: int, attrs: Attrs) -> tuple[int, ...]:
-    """Which axes of the data make NCX.
+    """The axes of the data in the order NCX.
 
     Raises:
         ShapeMismatch: there are no spatial axes.
@@ -162,7 +162,7 @@ def data_order(ndim: int, attrs: Attrs) -> tuple[int, ...]:
 
 
 def weights_order(ndim: int, attrs: Attrs) -> tuple[int, ...]:
-    """Which axes of the weights make OIX (of ConvTranspose: IOX).
+    """The axes of the weights in the order OIX (for ConvTranspose: IOX).
 
     Raises:
         ShapeMismatch: there are no spatial axes.
@@ -186,7 +186,7 @@ def ordered(values: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
 
 
 def restored(values: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
-    """The values of which `ordered` made these."""
+    """The inverse of `ordered`."""
     back: list[Any] = [None] * len(order)
     for value, place in zip(values, order, strict=True):
         back[place] = value
@@ -199,5 +199,5 @@ def moved(array: Any, order: Sequence[int]) -> Any:
 
 
 def moved_back(array: Any, order: Sequence[int]) -> Any:
-    """The array of which `moved` made this one."""
+    """The inverse of `moved`."""
     return moved(array, restored(range(len(order)), order))
