@@ -1,1 +1,1 @@
-"""Measuring this machine: opgraph beside what a user would pick instead, in one process and in turns."""
+"""The benchmark: opgraph next to what a user would choose instead, on this machine, in one process and in turns."""

@@ -1,4 +1,4 @@
-"""A case: one entry, one direction, one dtype, one size, on one device, with the arrays that everybody shares."""
+"""A case: one entry, one direction, one dtype, one size, on one device, with the arrays that all peers share."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from opgraph.bench.entries import BACKWARD, LEFT, RIGHT, TURNED, Entry, Operand
 from opgraph.errors import DeviceError, InvalidArguments
 from opgraph.ir import dtypes
 
-#: Values are drawn once and repeated: a prime number of them, so that no row length hides a wrong index.
+#: Values are drawn once and repeated. Their number is prime, so that no row length hides a wrong index.
 _DRAWN = 262_139
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a peer builds its call for.
+    """The computation for which a peer builds its call.
 
     Attributes:
         space: the dimensions of the formula's result.
-        arrays: inputs by name, for backward "d_y" among them and what forward made and keeps: NumPy arrays, or torch
-            tensors on a GPU. All in memory that was written before. Bound in place by whoever can; never written to,
-            but by entries in place.
-        outs: where results go, by the names of the graph's outputs; shared by all peers, which run in turns.
+        arrays: inputs by name; for backward also "d_y" and what forward saves. NumPy arrays, or torch tensors on a GPU,
+            all in memory that was written before. Peers bind them without a copy where they can. They are never
+            written to, except by in-place entries.
+        outs: arrays for the results, by the names of the graph's outputs; shared by all peers, which run in turns.
         packed: the array that holds both halves, for entries that have halves; `packed_out` the same for results.
-        threads: how many every peer may use.
+        threads: the number of threads that every peer may use.
     """
 
     entry: Entry
@@ -47,38 +47,38 @@ class Case:
 
     @property
     def is_backward(self) -> bool:
-        """Whether this is the gradient."""
+        """True if this is the gradient."""
         return self.direction == BACKWARD
 
     @property
     def elements(self) -> int:
-        """Of the space."""
+        """The number of elements of the space."""
         return math.prod(self.space)
 
     @property
     def bytes(self) -> int:
-        """Read and written at least: every input that the graph reads and every output, once."""
+        """The minimum of bytes read and written: every input that the graph reads and every output, once."""
         return sum(math.prod(t.shape) * dtypes.get(t.dtype).itemsize for t in (*self.graph.inputs, *self.graph.outputs))
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What the gradient reads of what forward made: its result perhaps."""
+        """The values computed by forward that the gradient reads; they may include its result."""
         given = {"d_y", *(o.name for o in self.entry.operands)}
         return tuple(t.name or "" for t in self.graph.inputs if t.name not in given)
 
     @property
     def feeds(self) -> dict[str, Any]:
-        """The inputs that the graph reads: a gradient leaves some out."""
+        """The inputs that the graph reads; a gradient does not read all."""
         return {t.name or "": self.arrays[t.name or ""] for t in self.graph.inputs}
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """The formula's own, in its order."""
+        """The formula's inputs, in its order."""
         return tuple(self.arrays[o.name] for o in self.entry.operands)
 
     @property
     def out(self) -> Any:
-        """Where the result of a case with one output goes."""
+        """The array for the result of a case with one output."""
         (found,) = self.outs.values()
         return found
 
@@ -123,7 +123,7 @@ def make(entry: Entry, direction: str, dtype: str, n: int, device: str = "cpu", 
 def _made_by_forward(
     entry: Entry, arrays: Mapping[str, Any], space: tuple[int, ...], dtype: str, device: str
 ) -> dict[str, Any]:
-    """What the gradient reads besides operands."""
+    """The values that the gradient reads besides operands."""
     plan = entry.plan(space, dtype)
     kept = [t.name or "" for t in plan.backward.inputs if t.name not in arrays]
     if not kept:
@@ -158,7 +158,7 @@ class _Memory:
         self._dtype = dtype
 
     def filled(self, name: str, dims: tuple[int, ...], around: float) -> Any:
-        """An array, written all over."""
+        """An array of which every element is written."""
         size = math.prod(dims)
         drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(min(size, _DRAWN))
         # A parameter stays near its usual value.
@@ -195,14 +195,14 @@ def as_numpy(array: Any) -> np.ndarray:
 
 
 def require_gpu() -> None:
-    """Raises InvalidArguments where no GPU can be measured: torch holds the arrays and the clock there."""
+    """Raises InvalidArguments if no GPU can be measured; torch provides the arrays and the clock there."""
     try:
         import torch
 
         reason = "" if torch.cuda.is_available() else "torch sees no GPU"
         if not reason:
             cuda: Any = torch.cuda
-            cuda.init()  # what the machine is called is known from here on
+            cuda.init()  # from here on the GPU's name is known
     except ImportError as error:
         reason = f"torch cannot be imported ({error})"
     if reason:
@@ -210,7 +210,7 @@ def require_gpu() -> None:
 
 
 def require_gpu_still(where: str) -> None:
-    """Raises DeviceError where the GPU refuses this process everything, as after an illegal access."""
+    """Raises DeviceError if the GPU rejects all work of this process, as after an illegal access."""
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""What is timed in several sizes: one record for each formula, with the shapes of its operands. The only such list."""
+"""Entries timed in several sizes: one record for each formula, with the shapes of its operands. The only such list."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from opgraph.ir import opdef
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.transforms.saved import TrainingPlan, training_plan
 
-#: What may be measured; an entry may take fewer.
+#: Dtypes that can be measured; an entry may take fewer.
 DTYPES = ("f32", "bf16", "f16")
 FORWARD, BACKWARD = "forward", "backward"
-#: Of layer and RMS normalization: torch's default for the first, Llama's for the second.
+#: For layer and RMS normalization: torch's default for the first, Llama's for the second.
 EPSILON = 1e-5
 
 FULL, ROW, COLUMN, CHANNEL, SCALAR = "full", "row", "column", "channel", "scalar"
@@ -29,11 +29,11 @@ class Operand:
     """An input of a formula.
 
     Attributes:
-        name: of the formula's argument.
-        shape: FULL: the space's own; ROW: one value for each place in a row; COLUMN: one for each row; CHANNEL: one for
-            each index of the second axis; SCALAR: one.
+        name: the name of the formula's argument.
+        shape: FULL: that of the space; ROW: one value for each place in a row; COLUMN: one for each row; CHANNEL: one
+            for each index of the second axis; SCALAR: one.
         view: LEFT, RIGHT: half of each row of one array (`packed`), read in place; TURNED: the transpose of an array.
-        around: the middle of its values, which are normally distributed.
+        around: the mean of its values, which are normally distributed.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Operand:
         }[self.shape]
 
     def has_rows(self) -> bool:
-        """Whether it has the first axis of the space."""
+        """True if it has the first axis of the space."""
         return self.shape in (FULL, COLUMN)
 
 
@@ -61,16 +61,16 @@ class Entry:
     """A formula and how it is measured.
 
     Attributes:
-        name: as in `--entries`.
-        suite: which suite it belongs to.
-        formula: what it computes.
+        name: its name in `--entries`.
+        suite: the suite to which it belongs.
+        formula: the function that it computes.
         operands: its inputs, in order.
-        wrt: what backward differentiates by; () for none.
+        wrt: the operands with respect to which backward differentiates; () for none.
         space: "flat": [n]; "rows": [n / w, w] with w up to 4096; "images": [n / (64 l), 64, l] with l up to 1024.
         native: the name of torch's own function for it.
         kind: the op kind that is the whole formula, with its attributes, for libraries that have it.
-        in_place: whether the result goes where the first operand was.
-        dtypes: those that it is measured in, of its parameters too.
+        in_place: the result overwrites the first operand.
+        dtypes: the dtypes in which it is measured, also of its parameters.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def directions(self) -> tuple[str, ...]:
-        """Which passes are measured."""
+        """The passes that are measured."""
         return (FORWARD, BACKWARD) if self.wrt else (FORWARD,)
 
     def dims(self, n: int) -> tuple[int, ...]:
@@ -104,11 +104,11 @@ class Entry:
         return recorded(self.formula, [o.name for o in self.operands])
 
     def missing(self) -> str:
-        """A kind of its formula that opgraph does not have (yet); empty where there is none."""
+        """A kind of its formula that opgraph does not have (yet); empty if there is none."""
         return next((s.kind for s in self.steps() if opdef.find(s.kind) is None), "")
 
     def one_op(self, space: tuple[int, ...], dtype: str) -> og.Graph | None:
-        """A graph of the one op that is the whole formula; None where there is none."""
+        """A graph of the one op that is the whole formula; None if there is none."""
         if self.kind is None:
             return None
         name, attrs = self.kind
@@ -121,16 +121,16 @@ class Entry:
     def graph(self, space: tuple[int, ...], dtype: str, direction: str) -> og.Graph:
         """The formula as a graph for arrays of these dimensions, finalized, result "y"; or its gradient.
 
-        The gradient is that which training runs: of what forward keeps, which may be its result.
+        The gradient is the one that training runs. It reads what forward saves, which may be its result.
         """
         return self.plan(space, dtype).backward if direction == BACKWARD else self._forward(space, dtype)
 
     def plan(self, space: tuple[int, ...], dtype: str) -> TrainingPlan:
-        """What training runs."""
+        """The graphs that training runs."""
         return training_plan(self._forward(space, dtype), self.wrt)
 
     def gradient(self, space: tuple[int, ...], dtype: str) -> og.Graph:
-        """The gradient of operands alone, whatever training would keep at such sizes."""
+        """The gradient from operands only, regardless of what training would save at such sizes."""
         return og.gradient(self._forward(space, dtype), self.wrt)
 
     def _forward(self, space: tuple[int, ...], dtype: str) -> og.Graph:
@@ -145,7 +145,7 @@ class Entry:
 
 
 def _added(g: og.Graph, step: Step, args: list[LogicalTensor | float], name: str) -> LogicalTensor:
-    """The op of a step. Norms and softmax go along the last axis, as in torch."""
+    """Adds the op of a step. Norms and softmax work along the last axis, as in torch."""
     attrs: dict[str, Any] = dict(step.attrs)
     if step.kind == "SoftMax":
         attrs["axis"] = -1
@@ -164,7 +164,7 @@ def _of(suite: str, name: str, formula: Formula, *operands: Operand, **more: obj
 _X = Operand(name="x")
 _R = Operand(name="r")
 _W = Operand(name="w", shape=ROW, around=1.0)
-#: Of NAF1 near order 0.9 (opgraph/torch/naf1.py): 1 - order, 1 / gamma(2 - order), and the weights of its three terms.
+#: For NAF1 near order 0.9 (opgraph/torch/naf1.py): 1 - order, 1 / gamma(2 - order), and the weights of its three terms.
 _SCALARS = tuple(
     Operand(name=name, shape=SCALAR, around=middle)
     for name, middle in (("p", 0.1), ("r", 1.05), ("w0", 0.96), ("w1", -0.87), ("w2", 0.04))
@@ -232,7 +232,7 @@ def chosen(suites: set[str], patterns: tuple[str, ...]) -> tuple[Entry, ...]:
     """The entries of some suites whose names match one of the patterns ("swish*"); all, without a pattern.
 
     Raises:
-        InvalidArguments: a pattern that matches none of them.
+        InvalidArguments: a pattern matches none of them.
     """
     found = [e for e in ENTRIES if e.suite in suites]
     for pattern in patterns:

@@ -1,8 +1,8 @@
-"""A formula written once, and spelled by every peer: recorded as a list of steps, or called with a library's functions.
+"""Formulas that are written once for all peers: recorded as a list of steps, or called with a library's functions.
 
-A formula is a function of a vocabulary and arrays: `lambda m, x: x * m.Sigmoid(x)`. Libraries that compute at once
-(torch, NumPy, CuPy) are a vocabulary themselves: a module with these functions. What writes text or builds a graph
-reads the recorded steps, which are named by opgraph's kinds.
+A formula is a function of a vocabulary and arrays: `lambda m, x: x * m.Sigmoid(x)`. For libraries that compute eagerly
+(torch, NumPy, CuPy), the vocabulary is a module with these functions. Peers that write text or build a graph read the
+recorded steps, which are named by opgraph's kinds.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Formula: TypeAlias = Callable[..., Any]
 
 
 class Vocabulary(Protocol):
-    """The functions that a formula may use beside + - * / < <= > and the minus sign.
+    """The functions that a formula may use besides + - * / < <= > and the minus sign.
 
-    `Clamp` takes bounds by keyword (min, max); `SoftMax`, `LayerNorm` and `RMSNorm` go along the last axis.
+    `Clamp` takes bounds by keyword (min, max); `SoftMax`, `LayerNorm` and `RMSNorm` work along the last axis.
     """
 
     Sigmoid: Callable[[Any], Any]
@@ -37,7 +37,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One op: its kind, what it reads (names or numbers), what its result is called, its attributes."""
+    """One op: its kind, its operands (names or numbers), the name of its result, and its attributes."""
 
     kind: str
     args: tuple[str | float, ...]
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(slots=True)
 class Recorder:
-    """A vocabulary that writes down what is asked of it."""
+    """A vocabulary that records the calls of its functions."""
 
     steps: list[Step] = field(default_factory=list)
 
@@ -109,7 +109,7 @@ class Term:
 
 
 def recorded(formula: Formula, names: Sequence[str]) -> tuple[Step, ...]:
-    """The steps of a formula, its inputs called by these names; the result of the last one is the formula's."""
+    """The steps of a formula with inputs of these names; the result of the last step is the formula's."""
     recorder = Recorder()
     formula(recorder, *(Term(recorder, name) for name in names))
     return tuple(recorder.steps)

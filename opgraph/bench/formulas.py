@@ -7,7 +7,7 @@ from typing import Any
 
 #: onnxruntime's QuickGelu, and the constant of CLIP.
 QUICK = 1.702
-#: Of SELU, as NAF1 has them (opgraph/torch/naf1.py).
+#: The constants of SELU, as in NAF1 (opgraph/torch/naf1.py).
 LAMBDA, ALPHA = 1.0507, 1.67326
 
 

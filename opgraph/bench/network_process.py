@@ -1,7 +1,7 @@
-"""What a process of its own answers about a network: `python -m opgraph.bench.network_process QUESTION NETWORK ...`.
+"""Measures a network in a separate process: `python -m opgraph.bench.network_process QUESTION NETWORK ...`.
 
-It prints one line of JSON. `turns` times the ways in turns, after their results were compared with eager torch's;
-`memory` and `first` take one way, so that nothing that another has left in memory or in a cache counts.
+It prints one line of JSON. `turns` compares the results of the ways with eager torch's, then times them in turns.
+`memory` and `first` run a single way, so that memory and caches left by another way have no effect.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from opgraph.torch.graph.torch_internals import import_dynamo
 
 #: The result and the gradients of a call, as arrays of one dimension.
 Results: TypeAlias = Mapping[str, Any]
-#: What moves a number of f32 by its last place or two.
+#: A factor that changes a number of f32 by one or two units in the last place.
 _ONE_UNIT = 1 + 2.0**-22
 
 
 class Running:
-    """A model that runs in a way.
+    """A model that runs in one way.
 
     Args:
-        model: in the mode that it is to run in; nobody else's.
-        batch: of the inputs.
-        device: where it runs.
-        by: what the inputs are multiplied by.
+        model: in the mode in which it runs; not shared with others.
+        batch: the batch size of the inputs.
+        device: the device on which it runs.
+        by: the factor by which the inputs are multiplied.
     """
 
     def __init__(self, net: Network, model: nn.Module, way: str, batch: int, device: str, by: float = 1.0) -> None:
@@ -58,7 +58,7 @@ class Running:
         self._direction: torch.Tensor | None = None
 
     def forward(self) -> torch.Tensor:
-        """The result, or the logits of it."""
+        """The result, or its logits."""
         found: Any = self._model(**self._feed)
         result: torch.Tensor = getattr(found, "logits", found)
         return result
@@ -69,7 +69,7 @@ class Running:
             return self.forward()
 
     def step(self) -> torch.Tensor:
-        """Forward, and the gradients of the sum of the result times numbers drawn once."""
+        """Forward, and the gradients of the sum of the result times random numbers that are drawn once."""
         self.forget()
         y = self.forward()
         if self._direction is None:
@@ -83,7 +83,7 @@ class Running:
             leaf.grad = None
 
     def first(self, call: Call) -> float:
-        """Seconds of the first call, with all that is compiled for it."""
+        """Seconds of the first call, including all compilation for it."""
         start = time.perf_counter()
         call()
         _wait(self._feed)
@@ -98,7 +98,7 @@ class Running:
         return found | ({"the gradients": torch.cat(gradients).cpu().numpy()} if gradients else {})
 
     def kept(self) -> int:
-        """Bytes that forward keeps for backward: of storages that are no parameter's or buffer's, each once."""
+        """Bytes that forward saves for backward: of storages other than parameters' and buffers', each counted once."""
         own = {t.untyped_storage().data_ptr() for t in self._states}
         seen: dict[int, int] = {}
 
@@ -109,7 +109,7 @@ class Running:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            y = self.forward()  # held: what is kept may not be freed, and its address given away, while it is counted
+            y = self.forward()  # held, so that no saved storage is freed and its address reused during the count
         del y
         return sum(seen.values())
 
@@ -123,7 +123,7 @@ def _leaf_on(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _wait(tensors: Mapping[str, torch.Tensor]) -> None:
-    """For what was launched on the GPU of these."""
+    """Waits for the work launched on the GPU of these tensors."""
     if any(t.is_cuda for t in tensors.values()):
         torch.cuda.synchronize()
 
@@ -146,17 +146,17 @@ class GpuClock(HostClock):
 def running(
     net: Network, model: nn.Module, way: str, question: str, batch: int, device: str, by: float = 1.0
 ) -> tuple[Running, Call]:
-    """A copy of a model that runs in a way, and the call that a question is about."""
+    """A copy of a model that runs in one way, and the call that a question measures."""
     own = copy.deepcopy(model)
     made = Running(net, own.eval() if question == INFERENCE else own, way, batch, device, by)
     return made, made.inference if question == INFERENCE else made.step
 
 
 def turns(net: Network, question: str, ways: list[str], seconds: float, device: str) -> dict[str, Any]:
-    """The cells of a row: the ways in turns, opgraph first.
+    """The cells of a row: the ways, timed in turns, opgraph first.
 
     Args:
-        seconds: of timing.
+        seconds: the seconds of timing.
     """
     model = made_of(net)
     truth = _results(*running(net, model, EAGER, question, net.batch, device))
@@ -172,7 +172,7 @@ def turns(net: Network, question: str, ways: list[str], seconds: float, device: 
                 off, wrong, note = None, "", "draws other numbers than eager torch: not compared"
             else:
                 off, wrong, note = judged(_results(run, call), truth, moved)
-        except Exception as error:  # whatever a way raises is its answer
+        except Exception as error:  # any exception is the result of this way
             cells[way] = Cell(peer=way, failed=told(error))
             continue
         failed = f"wrong: {wrong}" if wrong else ""
@@ -186,15 +186,15 @@ def turns(net: Network, question: str, ways: list[str], seconds: float, device: 
 
 
 def judged(results: Results, truth: Results, moved: Callable[[], Results], most: float = 4.0) -> tuple[float, str, str]:
-    """How far results are from the truth in units of its last place, what is wrong with them, and a note.
+    """The error of results in units of the truth's last place, a text that says what is wrong, and a note.
 
-    Networks with steps in them (the gradient of ReLU, an activation that jumps) turn a rounding into a large difference
-    somewhere. Results are right there if they are about as far from the truth as its own are once the inputs move.
+    In networks with steps (the gradient of ReLU, an activation that jumps), a rounding can become a large difference.
+    There, results are right if their error is about that of eager torch's results for slightly changed inputs.
 
     Args:
         truth: eager torch's results.
-        moved: eager torch's results of inputs that are moved by their last place; asked for where `results` are off.
-        most: how many times as far results may be.
+        moved: returns eager torch's results of inputs changed by their last place; called only if `results` are off.
+        most: how many times as large the error may be.
     """
     off, wrong = far_off(results, truth, dict.fromkeys(truth, "f32"))
     if not wrong:
@@ -207,13 +207,13 @@ def judged(results: Results, truth: Results, moved: Callable[[], Results], most:
 
 
 def _results(run: Running, call: Call) -> Results:
-    """As every way gives them that draws the numbers that eager torch draws."""
+    """The results from a fixed seed: those of any way that draws the same random numbers as eager torch."""
     torch.manual_seed(3)
     return run.results(call)
 
 
 def memory(net: Network, way: str, device: str) -> dict[str, float]:
-    """MiB that a way keeps for backward, and by which the device's memory grows at most in a step."""
+    """MiB that a way saves for backward, and the maximum growth of the device's memory in a step."""
     run, step = running(net, made_of(net), way, "", net.counted, device)
     run.first(step)
     found = {"kept": run.kept() / 2**20}
@@ -224,7 +224,7 @@ def memory(net: Network, way: str, device: str) -> dict[str, float]:
 
 
 def resident_peak(call: Call) -> float:
-    """Bytes by which the process's resident memory grows at most while a call runs; nan where Linux does not tell."""
+    """The maximum growth of the process's resident memory during a call, in bytes; nan where Linux reports none."""
     try:
         with open("/proc/self/clear_refs", "w") as mark:
             mark.write("5")
@@ -236,7 +236,7 @@ def resident_peak(call: Call) -> float:
 
 
 def allocated_peak(call: Call) -> float:
-    """Bytes by which what torch has allocated on the GPU grows at most while a call runs."""
+    """The maximum growth of torch's allocations on the GPU during a call, in bytes."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -251,15 +251,15 @@ def _status(field: str) -> int:
 
 
 def first(net: Network, way: str, device: str) -> dict[str, float]:
-    """Seconds of a way's first training step, modules that are imported for it aside."""
-    import_dynamo()  # torch.compile does so before the step, ogt.fuse in it
+    """Seconds of a way's first training step, without the import of modules for it."""
+    import_dynamo()  # torch.compile imports it before the step, ogt.fuse during the step
     run, step = running(net, made_of(net), way, "", net.batch, device)
     return {"seconds": run.first(step)}
 
 
 def branches(net: Network, way: str, device: str) -> dict[str, float]:
-    """Microseconds that checks of branches on parameters take in a training step: the median of 20 steps, whose other
-    work leaves nothing of the checks in the processor's caches."""
+    """Microseconds that checks of branches on parameters take in a training step: the median of 20 steps. Their other
+    work evicts the data of the checks from the processor's caches."""
     checked = 0.0
     check = BranchCheck.__call__
 
@@ -282,13 +282,13 @@ def branches(net: Network, way: str, device: str) -> dict[str, float]:
 
 
 def made_of(net: Network) -> nn.Module:
-    """The model, the same each time."""
+    """The model, with the same weights each time."""
     torch.manual_seed(0)
     return net.make().train()
 
 
 def main(arguments: list[str]) -> None:
-    """Answers one question."""
+    """Measures one question and prints the result."""
     asked: dict[str, Any] = json.loads(arguments[0])
     warnings.simplefilter("ignore")
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)

@@ -25,31 +25,31 @@ Feed = dict[str, torch.Tensor]
 STEP, INFERENCE, MEMORY, FIRST = "training step", "inference", "memory", "first step"
 STEP_BUDGETS, MEMORY_BUDGETS = "training step, budgets", "memory, budgets"
 STEP_ALONE = "forward and backward"
-#: What it takes in a training step to check that Python branches on parameters go as they went.
+#: The time in a training step to check that Python branches on parameters go the same way as before.
 BRANCHES = "branches on parameters"
 
 OURS, EAGER, COMPILED, CHECKPOINTED = "opgraph", "torch eager", "torch.compile", "torch.utils.checkpoint"
-#: `ogt.fuse` with `memory="fast"`, which keeps more than `OURS`.
+#: `ogt.fuse` with `memory="fast"`, which saves more for backward than `OURS`.
 FAST = "opgraph, fast"
 #: `ogt.fuse` of a module's forward, which is a function; `OURS` fuses the module.
 FUNCTION = "opgraph, a function"
-#: The part of what torch's partitioner would keep that these ways may keep.
+#: Memory budgets of ways, as a fraction of what torch's partitioner would save for backward.
 BUDGETS = (0.5, 0.25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A network with random weights, and what is asked of it.
+    """A network with random weights, and its questions.
 
     Attributes:
-        make: the model, in training mode.
-        feed: a batch of inputs, by the names of forward's arguments; `batch` many of them in a timed step, `counted`
-            many where memory is measured.
+        make: creates the model, in training mode.
+        feed: a batch of inputs, by the names of forward's arguments; the batch size is `batch` in a timed step, and
+            `counted` where memory is measured.
         blocks: classes of the modules that `torch.utils.checkpoint` wraps; empty: the whole model.
-        questions: the rows that it has.
-        threads: None: as many as the run has.
-        draws: whether forward draws random numbers, which torch.compile draws otherwise than eager torch.
-        package: where the model comes from, where that is not torch.
+        questions: its rows.
+        threads: None for as many as the run has.
+        draws: forward draws random numbers, which torch.compile draws differently from eager torch.
+        package: the package of the model, if that is not torch.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Mish(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a model runs: `apply` makes it run so."""
+    """A way to run a model; `apply` makes a model run in this way."""
 
     apply: Callable[[nn.Module, Network], Callable[..., Any]]
 
@@ -131,9 +131,9 @@ def _compiled(model: nn.Module, network: Network, backend: Any = "inductor") -> 
 
 
 def _compiled_within(part: float) -> Callable[[nn.Module, Network], nn.Module]:
-    """torch.compile with a memory budget, by a backend of its own.
+    """torch.compile with a memory budget, through a separate backend.
 
-    Copies of a model share what Dynamo compiled with one backend: a second budget would not be obeyed.
+    Copies of a model share what Dynamo compiled with one backend, so that a second budget would have no effect.
     """
 
     def apply(model: nn.Module, network: Network) -> nn.Module:

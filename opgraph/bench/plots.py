@@ -1,4 +1,4 @@
-"""Pictures of a run: time against a copy over size; peers against opgraph. SVG, equal bytes for equal results."""
+"""Plots of a run: time relative to a copy, over size; peers relative to opgraph. SVG, equal bytes for equal results."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from opgraph.bench.results import COLD, Results, Row
 from opgraph.errors import DeviceError
 from opgraph.ir.whole_file import write_whole
 
-#: Colours in the light and in the dark: paper, ink, faint ink, grid, then lines. The file holds the light ones,
-#: then as variables too, and a rule that swaps these where the reader's screen is dark.
+#: Colours of the light and of the dark theme: paper, ink, faint ink, grid, then lines. The file holds the light ones
+#: directly and as variables, and a rule that replaces the variables where the reader's screen is dark.
 _COLOURS = {
     "paper": ("#ffffff", "#14181f"), "ink": ("#1f2733", "#e3e8ef"), "faint": ("#5a6675", "#9aa6b5"),
     "grid": ("#d5dbe3", "#343c48"), "c0": ("#2f9e5f", "#4cc483"), "c1": ("#3b7dc4", "#5b9be0"),
@@ -27,14 +27,14 @@ _MARKS = "osD^vPX*<>"
 
 
 def draw(results: Results, folder: str) -> list[Path]:
-    """Writes the pictures that the results hold enough for.
+    """Writes the plots for which the results have enough data.
 
     Args:
-        folder: made if need be.
+        folder: created if it does not exist.
 
-    Returns: the files: `copy-<dtype>.svg` (opgraph's time as a multiple of the copy's, over size) for each dtype of
-        which there are several sizes, and `peers-<size>-<dtype>.svg` (each peer's time, and the copy's, as a multiple
-        of opgraph's, entry by entry) for each size and dtype; `-cold` where caches were emptied.
+    Returns: the files: `copy-<dtype>.svg` (opgraph's time as a multiple of the copy's, over size) for each dtype with
+        several sizes, and `peers-<size>-<dtype>.svg` (each peer's time, and the copy's, as a multiple of opgraph's,
+        entry by entry) for each size and dtype; `-cold` where caches were emptied.
 
     Raises:
         DeviceError: matplotlib is not installed.
@@ -60,7 +60,7 @@ def draw(results: Results, folder: str) -> list[Path]:
 
 
 def _kind(row: Row) -> str:
-    """As in "f32", "bf16-cold": what one picture shows."""
+    """The group of rows in one plot, such as "f32" or "bf16-cold"."""
     return f"{row.dtype}-{COLD}" if row.cache == COLD else row.dtype
 
 
@@ -85,7 +85,7 @@ def require() -> Any:
 
 
 _STYLE: Any = {
-    "svg.hashsalt": "opgraph",  # names inside the file would be random
+    "svg.hashsalt": "opgraph",  # without it, names inside the file are random
     "svg.fonttype": "none",
     "font.family": "monospace",
     "font.size": 8,
@@ -109,7 +109,7 @@ _STYLE: Any = {
 
 
 def _copy(pyplot: Any, rows: Sequence[Row]) -> Any:
-    """One panel for each suite and direction: time over that of a copy of as many bytes, by size."""
+    """One panel for each suite and direction: time divided by that of a copy of as many bytes, over size."""
     panels: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         place = panels.setdefault(f"{row.suite}, {row.direction}", {})
@@ -194,7 +194,7 @@ def _peers(pyplot: Any, rows: Sequence[Row], title: str) -> Any:
 
 
 def _plain(axis: Any) -> None:
-    """Numbers as 0.5, 1, 2, 10: no powers."""
+    """Formats numbers as 0.5, 1, 2, 10, without powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
@@ -215,7 +215,7 @@ def _saved(figure: Any, path: Path) -> Path:
 
 
 def _themed(svg: str, colours: Mapping[str, tuple[str, str]]) -> str:
-    """Colours as variables, and a second set for dark screens; viewers that know no variables keep to the light."""
+    """Turns colours into variables and adds a set for dark screens; viewers without variables use the light colours."""
     for name, (light, _) in colours.items():
         svg = re.sub(rf"([\w-]+): {light}", rf"\g<0>; \1: var(--{name})", svg)
     rules = ["; ".join(f"--{name}: {pair[i]}" for name, pair in colours.items()) for i in (0, 1)]

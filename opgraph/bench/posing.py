@@ -1,7 +1,7 @@
-"""CPU tensors that pose as tensors of a GPU: everything of a call but the driver runs, on a machine without one.
+"""CPU tensors that pose as GPU tensors: everything in a call except the driver runs, on a machine without a GPU.
 
-For measuring what a call costs the host (`python -m opgraph.bench.posing SECONDS`), and for tests. CuPy is replaced by
-`StubCupy` there, or by a module of the test's.
+This measures the host's cost of a call (`python -m opgraph.bench.posing SECONDS`), and serves tests. CuPy is replaced
+by `StubCupy`, or by a module of the test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DRIVER = 'extern "C" int cuLaunchKernel() { return 0; }\n'
 
 
 class StubCupy(types.ModuleType):
-    """What the engine asks of CuPy to launch kernels: one GPU, and functions that do nothing."""
+    """The part of CuPy that the engine uses to launch kernels: one GPU, and functions that do nothing."""
 
     def __init__(self) -> None:
         super().__init__("cupy")
@@ -59,7 +59,7 @@ class StubCupy(types.ModuleType):
 
 @contextlib.contextmanager
 def posing(driver: str) -> Iterator[None]:
-    """Fused calls and captured models on CPU tensors run on GPU 0 meanwhile, whose driver is a library of this path."""
+    """Runs fused calls and captured models on CPU tensors as if on GPU 0, with the library at this path as driver."""
     import torch
 
     from opgraph.runtime import cuda, cuda_arrays, cuda_sequence
@@ -157,7 +157,7 @@ def _ways() -> dict[str, Call]:
 
 
 def measured(seconds: float) -> dict[str, float]:
-    """Microseconds of each way, and of what torch itself takes on the CPU; the median of many short runs in turns."""
+    """Microseconds of each way, and of torch itself on the CPU; the median of many short runs in turns."""
     import torch
 
     silu = torch.nn.functional.silu

@@ -1,4 +1,4 @@
-"""What a run found, as tables of text: one for each suite."""
+"""The results of a run as tables of text: one for each suite."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEGEND = (
 )
 _COPY = "to copy"
 _COPIED = f"{_COPY}: to the best copy of as many bytes as the entry reads and writes."
-#: What stands before or after a number, or for it.
+#: Signs before or after a number, or in place of it.
 _SIGNS = (
     ("~", "~: the quartiles lie more than 15% apart, or there are less than 3 pairs."),
     ("+", "+: the time includes allocating the result, where the library takes no buffer for it."),
@@ -38,9 +38,9 @@ class Table:
 
 
 def tables(results: Results) -> list[Table]:
-    """Every suite's."""
+    """The tables of all suites."""
     made = []
-    # Whole models ran first, and are read last.
+    # Whole models run first, but are shown last.
     for suite in sorted(
         dict.fromkeys(row.suite for row in results.rows), key=lambda name: name in ("models", "networks")
     ):
@@ -72,7 +72,7 @@ def _entries(suite: str, rows: Sequence[Row]) -> Table:
 
 
 def legend(shown: Sequence[Table]) -> str:
-    """What the tables of entries say, in words: of signs and columns those alone that they have."""
+    """The legend of the tables of entries: it explains only the signs and columns that they have."""
     cells = [cell for one in shown for row in one.rows for cell in row[2:]]
     said = [_LEGEND, *([_COPIED] if any(_COPY in one.columns for one in shown) else [])]
     said += [text for sign, text in _SIGNS if any(c.startswith(sign) or c.endswith(sign) for c in cells)]
@@ -86,19 +86,19 @@ def _time(cell: Cell | None) -> str:
 
 
 def ratio_text(found: Ratio | None) -> str:
-    """As in "0.81 (0.80-0.83)"; a tilde where the machine was restless."""
+    """Text such as "0.81 (0.80-0.83)", with a tilde if the ratio is noisy."""
     if found is None:
         return ""
     return f"{'~' if found.noisy else ''}{found.median:.2f} ({found.low:.2f}-{found.high:.2f})"
 
 
 def number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """Three digits, or all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def size_text(elements: int) -> str:
-    """As in 1K, 32M, 2G; the number itself where it is not near one."""
+    """Text such as 1K, 32M, 2G; the number itself if it is not near one of these."""
     for unit, name in ((1 << 30, "G"), (1 << 20, "M"), (1000, "K")):
         whole = round(elements / unit)
         if whole and abs(elements - whole * unit) <= 0.05 * elements:
@@ -117,8 +117,8 @@ def _figures(suite: str, figures: Sequence[Figure]) -> Table:
 
 
 def remarks(results: Results) -> list[str]:
-    """Who was absent, what was wrong or could not run, and who does not take a model: a line each. Who does not take an
-    entry is in the JSON alone."""
+    """One line for each absent peer, each wrong result or failed run, and each peer that does not take a model. Peers
+    that do not take an entry are only in the JSON."""
     lines = [] if results.complete else ["incomplete: the run was stopped before its end"]
     lines += [f"absent: {name}: {why}" for name, why in results.absent.items()]
     for row in results.rows:

@@ -1,4 +1,4 @@
-"""What a run of the benchmark found, as values, and as JSON that says all that it takes to read it later."""
+"""The results of a benchmark run, as values, and as JSON that holds all that is needed to read it later."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from opgraph.bench.timing import Ratio
 from opgraph.errors import ModelError
 
-#: Of the file; a reader refuses others.
+#: The format of the file; a reader rejects others.
 FORMAT = 1
 OURS = "opgraph"
 WARM, COLD = "warm", "cold"
-#: How `Cell.failed` begins for a model that a peer has no words for.
+#: The beginning of `Cell.failed` for a model that a peer does not support.
 TAKES_NOT = "does not take it:"
 
 
@@ -25,13 +25,13 @@ class Cell:
 
     Attributes:
         peer: its name.
-        us: microseconds of one run, the median; None where it was not timed.
-        ratio: opgraph's time as a part of this peer's; None for opgraph itself, and where one of them was not timed.
-        off: how far its result was from the truth before it was timed, in units in the last place at the largest value.
-        first_ms: milliseconds of building it and of its first run, with all that was compiled for it.
-        allocates: whether the time includes allocating the result.
-        note: what to know of it.
-        failed: why it was not timed.
+        us: microseconds of one run, the median; None if it was not timed.
+        ratio: opgraph's time divided by this peer's; None for opgraph itself, and if one of them was not timed.
+        off: the error of its result before it was timed, in units in the last place at the largest value.
+        first_ms: milliseconds of building it and of its first run, including all compilation for it.
+        allocates: the time includes allocating the result.
+        note: a remark.
+        failed: the reason why it was not timed.
     """
 
     peer: str
@@ -46,14 +46,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One thing that several peers did in turns.
+    """One computation that several peers ran in turns.
 
     Attributes:
-        size: elements that were asked for; 0 for whole models.
-        elements, bytes: of the result, near that; and what is read and written.
-        cache: WARM: data may be in the caches; COLD: they were driven out before each run.
-        cells: opgraph's first.
-        copy: the best copy of as many bytes; None where there is nothing to compare with one.
+        size: the requested number of elements; 0 for whole models.
+        elements, bytes: the elements of the result, near `size`; and the bytes that are read and written.
+        cache: WARM: data may be in the caches; COLD: they were evicted before each run.
+        cells: the cells of the peers, opgraph's first.
+        copy: the best copy of as many bytes; None if there is nothing to compare with a copy.
     """
 
     suite: str
@@ -69,18 +69,18 @@ class Row:
 
     @property
     def ours(self) -> Cell:
-        """Opgraph's."""
+        """Opgraph's cell."""
         return self.cells[0]
 
     @property
     def best(self) -> Cell | None:
-        """The fastest peer, by the ratio; None where none was timed."""
+        """The fastest peer, by the ratio; None if none was timed."""
         timed = [c for c in self.cells[1:] if c.ratio is not None]
         return max(timed, key=_ratio, default=None)
 
     @property
     def label(self) -> str:
-        """As in "swish, backward"."""
+        """The label of the row, such as "swish, backward"."""
         return self.entry if self.direction == "forward" else f"{self.entry}, {self.direction}"
 
 
@@ -90,7 +90,7 @@ def _ratio(cell: Cell) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One number of a suite that is no row: `column` of `subject`."""
+    """One number of a suite that is not part of a row: `column` of `subject`."""
 
     suite: str
     subject: str
@@ -105,10 +105,10 @@ class Results:
 
     Attributes:
         machine: `opgraph.bench.machine.machine()`.
-        settings: what was asked for.
+        settings: the settings of the run.
         peers: name -> version of those that took part.
-        absent: name -> why it did not, and how to get it.
-        complete: False where the run was stopped before its end.
+        absent: name -> why it did not take part, and how to get it.
+        complete: False if the run was stopped before its end.
     """
 
     machine: Mapping[str, Any]
@@ -125,10 +125,10 @@ class Results:
 
 
 def from_json(text: str, where: str = "a results file") -> Results:
-    """What `to_json` wrote.
+    """The results that `to_json` wrote.
 
     Raises:
-        ModelError: something else, or a file of another format.
+        ModelError: the text is something else, or has another format.
     """
     try:
         data = json.loads(text)
@@ -147,7 +147,7 @@ def read(path: str) -> Results:
     """The results in a file.
 
     Raises:
-        ModelError: it cannot be read, or is something else.
+        ModelError: the file cannot be read, or is something else.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -163,6 +163,6 @@ def _row(data: dict[str, Any]) -> Row:
 
 
 def cell_of(data: dict[str, Any]) -> Cell:
-    """The cell that `dataclasses.asdict` made this of."""
+    """The cell from which `dataclasses.asdict` made this."""
     ratio = data.pop("ratio")
     return Cell(**data, ratio=None if ratio is None else Ratio(**ratio))

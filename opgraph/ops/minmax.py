@@ -183,7 +183,7 @@ def _bound_names(attrs: Attrs, given: Collection[str]) -> tuple[str | None, str 
 
 
 def _without_nan(attrs: Attrs, ndims: object) -> bool:
-    """True if no bound is NaN: onnxruntime's Clip ignores a NaN bound; Max and Min, which make up the function, do not."""
+    """True if no bound is NaN: onnxruntime's Clip ignores it; Max and Min, which form the function, do not."""
     return not any(value != value for value in (attrs.get("min"), attrs.get("max")))
 
 

@@ -1,1 +1,1 @@
-"""Who is measured: one module for each peer, with a record called PEER; `opgraph.bench.peers.table` lists them."""
+"""The measured peers: one module for each, with a record called PEER; `opgraph.bench.peers.table` lists them."""

@@ -1,4 +1,4 @@
-"""The yardstick: how long it takes to move as many bytes as an entry reads and writes, by the best copy there is."""
+"""The yardstick: the time to move as many bytes as an entry reads and writes, by the best available copy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from opgraph.bench.case import Case
 
 
 def copies(case: Case) -> Mapping[str, Callable[[], object]]:
-    """Ways to copy half of the case's bytes: what is read and written is as much as the case's."""
+    """Ways to copy half of the case's bytes, so that as many bytes are read and written as in the case."""
     count = max(case.bytes // 2 // 4, 1)
     return _of_device(case.device, count)
 
 
 def _of_device(device: str, count: int) -> dict[str, Callable[[], object]]:
-    """By name. The memory is kept from one case to the next."""
+    """The copies by name. Their memory is kept from one case to the next."""
     if device == "cuda":
         source, target = _on_gpu(count)
         return {"copy (torch)": lambda: target.copy_(source)}
@@ -29,7 +29,7 @@ def _of_device(device: str, count: int) -> dict[str, Callable[[], object]]:
     own = _own_copy().bind(x=a, out=b)
     found["copy (opgraph)"] = own
     torch = sys.modules.get("torch")
-    if torch is None:  # absent, or kept out of this run: loading it now would change everybody's threads
+    if torch is None:  # absent, or excluded from this run: loading it now would change the threads of all peers
         return found
     source, target = torch.from_numpy(a), torch.from_numpy(b)
     found["copy (torch)"] = lambda: target.copy_(source)
@@ -50,14 +50,14 @@ def _on_gpu(count: int) -> tuple[Any, Any]:
     import torch
 
     if not _gpu or len(_gpu[0]) < count:
-        _gpu.clear()  # the old ones go before the new ones come
+        _gpu.clear()  # frees the old tensors before the new ones are allocated
         _gpu[:] = [torch.ones(count, device="cuda"), torch.zeros(count, device="cuda")]
     return _gpu[0][:count], _gpu[1][:count]
 
 
 @cache
 def _own_copy() -> og.Executable:
-    """The identity as a kernel: the same loop as every other one."""
+    """The identity as a kernel, with the same loop as every other kernel."""
     g = og.Graph()
     g.output(g.add_op("Identity", g.input("x", shape=(None,)), name="y"))
     return og.compile(g)

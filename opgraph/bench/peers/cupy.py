@@ -1,4 +1,4 @@
-"""CuPy's `fuse`: the formula as one kernel, by its own tracer."""
+"""CuPy's `fuse`: the formula as one kernel, by CuPy's tracer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _find(device: str) -> str:
         import cupy
 
         count = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # CuPy raises classes of its own where there is no driver
+    except Exception as error:  # CuPy raises its own exception classes if there is no driver
         raise Absent(str(error)) from None
     if not count:
         raise Absent("there is no GPU")

@@ -1,4 +1,4 @@
-"""torch.cuda.jiterator: a C++ function, made one elementwise kernel by torch."""
+"""torch.cuda.jiterator: a C++ function that torch compiles to one elementwise kernel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from opgraph.bench.peers.peer import Built, Peer, Refused, forward_only
 from opgraph.bench.peers.text import cxx_function
 from opgraph.bench.peers.torch_tensors import find_torch, tensor, tensors
 
-#: What it takes.
+#: The maximum number of inputs.
 _MOST_INPUTS = 8
 
 

@@ -12,14 +12,14 @@ from opgraph.bench.entries import EPSILON
 from opgraph.bench.peers.peer import Absent, Built, Peer, Refused, dense
 from opgraph.bench.peers.torch_tensors import by_autograd, find_torch, tensors
 
-#: Entry.native -> module of liger_kernel.ops, class, and what follows the inputs.
+#: Entry.native -> module of liger_kernel.ops, class, and the arguments after the inputs.
 _FUNCTIONS: Mapping[str, tuple[str, str, tuple[Any, ...]]] = {
     "silu_mul": ("swiglu", "LigerSiLUMulFunction", ()),
     "softmax": ("softmax", "LigerSoftmaxFunction", ()),
     "layer_norm": ("layer_norm", "LigerLayerNormFunction", (EPSILON,)),
     "rms_norm": ("rms_norm", "LigerRMSNormFunction", (EPSILON, 0.0, "llama", False)),
 }
-#: Its kernels are for rows; a flat array gets rows of this length, where it divides it.
+#: Its kernels are for rows; a flat array is split into rows of this length, if that divides its size.
 _WIDTH = 4096
 
 
@@ -49,8 +49,8 @@ def _build(case: Case) -> Built:
         return apply(*xs, *more)
 
     if case.is_backward:
-        # Its backward writes over what forward kept: on copies, so that others keep their inputs. Later runs compute
-        # with what the first left behind, which takes as long.
+        # Its backward overwrites what forward saved, so it runs on copies, and the inputs of others stay intact. Later
+        # runs compute with what the first run left behind, which takes as long.
         return by_autograd(case, lambda *xs: function(*(x.clone() for x in xs)), "overwrites what it kept")
     xs = tensors(case)
     return Built(call=lambda: function(*xs), returns=("y",))

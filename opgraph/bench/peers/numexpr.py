@@ -1,4 +1,4 @@
-"""numexpr: the formula as one expression, in blocks that fit the cache, on as many threads."""
+"""numexpr: the formula as one expression, in blocks that fit the cache, on the threads of the case."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _build(case: Case) -> Built:
 
 
 def _numbers_apart(expression: str) -> tuple[str, dict[str, np.ndarray]]:
-    """Numbers as inputs of the arrays' dtype: written into the text they would make it compute in float64."""
+    """Numbers as inputs of the arrays' dtype; in the text, they would make numexpr compute in float64."""
     found = {"one": np.array(1.0, np.float32)} if "one" in expression else {}
     names: dict[str, str] = {}
     for number in _NUMBER.findall(expression):

@@ -41,7 +41,7 @@ def words(xp: Any) -> Any:
 
 
 def check_words(case: Case, known: Any) -> None:
-    """Raises Refused for a formula with a word that the library does not have."""
+    """Raises Refused for a formula with a function that the library does not have."""
     for step in case.entry.steps():
         if step.kind not in OPERATORS and not hasattr(known, step.kind):
             raise Refused(f"has no {step.kind}")

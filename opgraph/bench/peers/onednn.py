@@ -1,4 +1,4 @@
-"""oneDNN's own library: the graph, or the one op that is the whole formula, through its Graph API."""
+"""oneDNN's library: the graph, or the one op that is the whole formula, through its Graph API."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def _find(device: str) -> str:
 
 
 def session(model: bytes | str, threads: int, device: str = "cpu", *, spins: bool = False) -> Any:
-    """A session that shares the machine: as many threads as the others, asleep while they run unless they spin, too.
+    """A session that shares the machine: as many threads as the others; idle ones sleep, unless the others spin too.
 
     Args:
         model: a serialized model, or a file's path.
@@ -56,7 +56,7 @@ def _build(case: Case) -> Built:
         raise Refused(error.what) from None
     try:
         made = session(model, case.threads, case.device)
-    except Exception as error:  # its classes share no base
+    except Exception as error:  # its exception classes have no common base
         raise Refused(" ".join(str(error).split())[:200]) from None
     binding = made.io_binding()
     keep = [*case.feeds.values(), *case.outs.values()]

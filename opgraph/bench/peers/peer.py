@@ -1,4 +1,4 @@
-"""What a peer is: its name, how to find it, and how it builds a call for a case."""
+"""The record of a peer: its name, how to find it, and how it builds a call for a case."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Built:
 
     Attributes:
         call: runs once.
-        returns: names of the outputs that `call` returns in memory of its own, a tuple of them where there are several;
-            () where it writes to the case's.
-        note: what to know of it beside the numbers.
+        returns: names of the outputs that `call` returns in new memory, as a tuple if there are several; () if it
+            writes to the arrays of the case.
+        note: a remark on the numbers.
     """
 
     call: Callable[[], Any]
@@ -36,7 +36,7 @@ class Built:
 
     @property
     def allocates(self) -> bool:
-        """Whether the time includes allocating the results."""
+        """True if the time includes allocating the results."""
         return bool(self.returns)
 
 
@@ -45,11 +45,11 @@ class Peer:
     """One way to compute an entry.
 
     Attributes:
-        name: as in tables and `--peers`.
+        name: its name in tables and in `--peers`.
         get: how to get it.
-        devices: where it runs.
-        find: its version, for a device; raises Absent.
-        build: a call for a case; raises Refused, or whatever the library raises.
+        devices: the devices on which it runs.
+        find: returns its version, for a device; raises Absent.
+        build: returns a call for a case; raises Refused, or any exception of the library.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Peer:
 
 
 def dense(case: Case) -> None:
-    """Raises Refused where an array of the case does not lie row by row without gaps."""
+    """Raises Refused if an array of the case is not contiguous in row-major order."""
     for name, array in {**case.feeds, **case.outs}.items():
         lies = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
         if not lies:

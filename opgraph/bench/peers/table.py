@@ -1,4 +1,4 @@
-"""All peers, and which of them are on this machine."""
+"""All peers, and the search for those on this machine."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PEERS: tuple[Peer, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A peer, and whether it is here.
+    """A peer, and the result of the search for it.
 
     Attributes:
-        version: empty where it is absent.
+        version: empty if it is absent.
         reason: why it is absent.
-        get: how to get it; empty where it is here, and where it does not run on the device.
+        get: how to get it; empty if it is present, or does not run on the device.
     """
 
     peer: Peer
@@ -58,11 +58,11 @@ def look(device: str, only: tuple[str, ...] = (), without: tuple[str, ...] = ())
     """Every peer for a device, found or not.
 
     Args:
-        only: names; all where empty.
-        without: names left out.
+        only: names; all if empty.
+        without: names to leave out.
 
     Raises:
-        InvalidArguments: a name that no peer has.
+        InvalidArguments: no peer has one of the names.
     """
     names = [p.name for p in PEERS]
     for name in (*only, *without):

@@ -8,7 +8,7 @@ from opgraph.bench.entries import Entry
 from opgraph.bench.formula import Step
 from opgraph.bench.peers.peer import Refused
 
-#: What every one of them writes alike.
+#: Operators that all of them write in the same way.
 OPERATORS = {
     "Add": "({} + {})", "Subtract": "({} - {})", "Multiply": "({} * {})", "Divide": "({} / {})", "Neg": "(-{})",
     "Greater": "({} > {})", "Less": "({} < {})", "LessOrEqual": "({} <= {})",
@@ -19,7 +19,7 @@ NUMEXPR = {
     "Sqrt": "sqrt({})", "Abs": "abs({})", "Pow": "({} ** {})", "Select": "where({}, {}, {})",
     "Clamp": "where({0} < {min}, {min}, where({0} > {max}, {max}, {0}))",
 }  # fmt: skip
-#: `T` is the type that the jiterator computes in.
+#: `T` is the type in which the jiterator computes.
 CXX = {
     **OPERATORS,
     "Sigmoid": "(T(1) / (T(1) + exp(-{})))", "Tanh": "tanh({})", "Exp": "exp({})", "Erf": "erf({})",
@@ -34,19 +34,19 @@ TRITON = {
     "Clamp": "tl.minimum(tl.maximum({0}, {min}), {max})",
 }  # fmt: skip
 
-#: Characters: numexpr parses a value's text anew wherever the value is used.
+#: The maximum number of characters: numexpr parses a value's text again at each use of the value.
 LONGEST = 20_000
 
 
 def written(step: Step, spelling: Mapping[str, str], values: Mapping[str, str], number: str = "{!r}") -> str:
-    """One step's text.
+    """The text of one step.
 
     Args:
         values: the text of each value that it reads.
-        number: how a number is written.
+        number: the format of a number.
 
     Raises:
-        Refused: the spelling has no word for it.
+        Refused: the spelling does not have its kind.
     """
     form = spelling.get(step.kind)
     if form is None:
@@ -59,7 +59,7 @@ def expression(entry: Entry, spelling: Mapping[str, str], number: str = "{!r}") 
     """The whole formula as one expression of its inputs.
 
     Raises:
-        Refused: a step that the spelling has no word for; an expression too long to parse.
+        Refused: the spelling does not have the kind of a step, or the expression is too long to parse.
     """
     values = {o.name: o.name for o in entry.operands}
     for step in entry.steps():
@@ -73,7 +73,7 @@ def statements(entry: Entry, spelling: Mapping[str, str], number: str = "{!r}") 
     """The formula as assignments: name, text.
 
     Raises:
-        Refused: a step that the spelling has no word for.
+        Refused: the spelling does not have the kind of a step.
     """
     names = {o.name: o.name for o in entry.operands} | {s.result: s.result for s in entry.steps()}
     return [(step.result, written(step, spelling, names, number)) for step in entry.steps()]
@@ -93,7 +93,7 @@ def cxx_function(entry: Entry) -> str:
 def triton_module(entry: Entry) -> str:
     """A Python module with a Triton kernel `fused` over flat arrays; operands that broadcast are read by position."""
     pointers = ", ".join(f"p_{o.name}" for o in entry.operands)
-    # Whole arrays by a 64-bit start and 32-bit steps from it, as one writes it for arrays of more than 2^31 elements.
+    # Whole arrays are addressed by a 64-bit start and 32-bit offsets, as is usual for more than 2^31 elements.
     where = {
         "full": "p_{} + start + lane, mask", "row": "p_{} + i % width, mask", "column": "p_{} + i // width, mask",
         "channel": "p_{} + i // width % channels, mask", "scalar": "p_{}",

@@ -23,8 +23,8 @@ def _build(case: Case) -> Built:
     def forward(out: Any, *xs: Any) -> None:
         out.copy_(formula(words, *xs))
 
-    # The gradient as a function of the inputs: forward is recomputed in the kernel, as the default of torch.compile
-    # does it for these formulas; but without autograd's own cost, and into given arrays.
+    # The gradient as a function of the inputs: forward is recomputed in the kernel, as torch.compile does by default
+    # for these formulas, but without the cost of autograd, and into given arrays.
     def backward(d_y: Any, outs: list[Any], *xs: Any) -> None:
         def of_trained(*trained: Any) -> Any:
             given = iter(trained)
@@ -36,10 +36,10 @@ def _build(case: Case) -> Built:
             out.copy_(gradient)
 
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
-    torch.compiler.reset()  # one function of ours serves all entries: torch would take the ninth for a ninth version
+    torch.compiler.reset()  # one function here serves all entries: torch would treat the ninth as its ninth version
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if case.kept:  # what forward made is read, so forward is no part of it
+        if case.kept:  # backward reads values computed by forward, so forward is not part of it
             return by_autograd(case, torch.compile(lambda *xs: formula(words, *xs), fullgraph=True))
         if case.is_backward:
             d_y = tensor(case.arrays["d_y"])

@@ -1,4 +1,4 @@
-"""torch's own functions, where it has one for the formula: into given arrays wherever torch offers that."""
+"""torch's own function for a formula, if there is one: into given arrays where torch supports that."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _one(name: str, out: str = "grad_input", **attrs: str) -> tuple[Maker, Maker
 
         (x,), d_y, d_x = tensors(case), tensor(case.arrays["d_y"]), tensor(case.out)
         function = getattr(torch.ops.aten, f"{name}_backward")
-        if not out:  # torch has no form of it that takes the result's memory
+        if not out:  # torch has no variant of it with an output argument
             return Built(call=lambda: function.default(d_y, x, **attrs), returns=("d_x",))
         into = getattr(function, out)
         return Built(call=lambda: into(d_y, x, **attrs, **{out: d_x}))
@@ -37,7 +37,7 @@ def _one(name: str, out: str = "grad_input", **attrs: str) -> tuple[Maker, Maker
 
 
 def _function(function: Callable[[Any], Callable[..., Any]]) -> tuple[Maker, Maker]:
-    """Functions of torch.nn.functional in a row; backward by autograd."""
+    """Functions of torch.nn.functional in sequence; backward by autograd."""
 
     def forward(case: Case) -> Built:
         from torch.nn import functional

@@ -12,7 +12,7 @@ from opgraph.bench.peers.peer import Absent, Built
 
 
 def find_torch(device: str) -> str:
-    """Torch's version, where it serves the device."""
+    """Torch's version, if it supports the device."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -23,7 +23,7 @@ def find_torch(device: str) -> str:
 
 
 def tensor(array: Any) -> Any:
-    """A torch tensor on an array's memory; a tensor is one already."""
+    """A torch tensor on an array's memory; a tensor is returned unchanged."""
     from opgraph.runtime.providers.torch import from_numpy
 
     return from_numpy(array) if isinstance(array, np.ndarray) else array
@@ -35,7 +35,7 @@ def tensors(case: Case) -> list[Any]:
 
 
 def by_autograd(case: Case, function: Callable[..., Any], note: str = "") -> Built:
-    """Backward alone, of a function that ran forward once: as `loss.backward()` runs it, into new tensors."""
+    """Only backward, of a function that ran forward once: as in `loss.backward()`, into new tensors."""
     import torch
 
     leaves = [t.detach() for t in tensors(case)]

@@ -16,15 +16,15 @@ SoftPlus, Select, Clamp = functional.softplus, torch.where, torch.clamp
 
 
 def SoftMax(x: Any) -> Any:  # noqa: N802 - a kind's name
-    """Along the last axis."""
+    """Softmax along the last axis."""
     return torch.softmax(x, -1)
 
 
 def LayerNorm(x: Any, w: Any, b: Any) -> Any:  # noqa: N802
-    """Along the last axis."""
+    """Layer normalization along the last axis."""
     return functional.layer_norm(x, x.shape[-1:], w, b, EPSILON)
 
 
 def RMSNorm(x: Any, w: Any) -> Any:  # noqa: N802
-    """Along the last axis."""
+    """RMS normalization along the last axis."""
     return functional.rms_norm(x, x.shape[-1:], w, EPSILON)

@@ -1,4 +1,4 @@
-"""Triton: the kernel that a user would write for the formula, 1024 elements to a program."""
+"""Triton: the kernel that a user would write for the formula, with 1024 elements per program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def kernel_of(source: str) -> Any:
-    """The kernel of a module's text: Triton reads the source of a function from its file."""
+    """The kernel of a module's text, written to a file first: Triton reads the source of a function from its file."""
     path = Path(_folder().name) / f"fused_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(path.stem, path)

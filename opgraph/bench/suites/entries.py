@@ -1,4 +1,4 @@
-"""The suites of entries: job after job, inside a budget of time."""
+"""The suites of entries: one job after the other, within a time budget."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from opgraph.bench.suites.timed import Say, measured
 from opgraph.bench.timing import Clock, HostClock
 from opgraph.errors import OpGraphError
 
-#: Seconds of timing for one row: where time is no matter; and at least.
+#: Seconds of timing for one row: without a time limit; and the minimum.
 ROW, SHORTEST = 2.0, 0.15
 _GIB = 2**30
 
 
 class Budget:
-    """Shares what is left of a run's time among the rows that are left.
+    """Shares the remaining time of a run among the remaining rows.
 
     Args:
-        seconds: None: as long as it takes.
-        rows: how many there will be.
+        seconds: None for no limit.
+        rows: the number of rows of the run.
     """
 
     def __init__(self, seconds: float | None, rows: int) -> None:
@@ -36,11 +36,11 @@ class Budget:
         self._compiling = 5.0
 
     def left(self) -> float | None:
-        """Seconds."""
+        """The remaining seconds; None without a limit."""
         return None if self._end is None else max(self._end - time.perf_counter(), 0.0)
 
     def of_row(self) -> float:
-        """Seconds of timing for the next row: its share, less what building and checking took in rows before."""
+        """Seconds of timing for the next row: its share, minus the time for building and checking in earlier rows."""
         left = self.left()
         if left is None:
             return ROW
@@ -48,7 +48,7 @@ class Budget:
         return min(max(left / max(self._rows - self._done, 1) - overhead, SHORTEST), ROW)
 
     def may_compile(self) -> bool:
-        """Whether torch.compile's seconds would leave every later row its shortest time."""
+        """True if torch.compile would leave enough time for every later row's minimum."""
         left = self.left()
         if left is None:
             return True
@@ -56,7 +56,7 @@ class Budget:
         return left > self._compiling + (self._rows - self._done) * (overhead + SHORTEST)
 
     def end_row(self, row: Row, begun: float, timing: float) -> None:
-        """Learns from a row."""
+        """Updates the estimates with a finished row."""
         compiled = [c.first_ms for c in row.cells if c.peer == COMPILER and c.first_ms is not None]
         if compiled:
             self._compiling = 0.7 * self._compiling + 0.3 * compiled[0] * 1e-3
@@ -74,7 +74,7 @@ def clock_of(device: str, cache: str) -> Clock:
 
 
 def last_level_cache(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> int:
-    """Bytes of the CPU's largest cache; 64 MiB where the machine does not say."""
+    """Bytes of the CPU's largest cache; 64 MiB where the machine does not report it."""
     sizes = []
     for path in Path(folder).glob("index*/size"):
         number, unit = path.read_text().strip()[:-1], path.read_text().strip()[-1:]
@@ -83,7 +83,7 @@ def last_level_cache(folder: str = "/sys/devices/system/cpu/cpu0/cache") -> int:
 
 
 def row_of(job: Job, peers: Sequence[Peer], device: str, threads: int, cache: str, budget: Budget, say: Say) -> Row:
-    """Measures one job; a row that says why where it cannot be."""
+    """Measures one job; if that is not possible, returns a row with the reason."""
     begun = time.perf_counter()
     size, available = needed_bytes(job), available_bytes(device)
     missing = job.entry.missing()

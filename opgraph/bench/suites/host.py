@@ -1,4 +1,4 @@
-"""What a call costs the host at 1,024 elements, where the work itself takes less: microseconds, and Python calls."""
+"""The host's cost of a call at 1,024 elements, where the work itself takes less: microseconds, and Python calls."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from opgraph.bench.suites.timed import Say
 from opgraph.bench.timing import Call, in_turns, once
 
 SIZE = 1024
-#: Calls in one run: few, so that a busy machine interrupts few. A GPU's queue holds more, so that none waits for it.
+#: Calls in one run: few, so that a busy machine interrupts few runs. A GPU's queue holds more, so that no call waits.
 CALLS = 50
-#: Seconds at most for calls whose driver is left out.
+#: The maximum seconds for GPU calls without the driver.
 _POSING = 3.0
 
 
 class LaunchClock:
-    """The host's time of a call, on a GPU without waiting for what it launched."""
+    """The host's time of a call; on a GPU, without waiting for the launched work."""
 
     def __init__(self, device: str) -> None:
         self._wait: Call | None = None
@@ -51,7 +51,7 @@ class LaunchClock:
 
 
 def measured(peers: Sequence[Peer], device: str, threads: int, budget: float, say: Say) -> list[Figure]:
-    """Microseconds and calls of Python functions, of opgraph and of the peers that are there.
+    """Microseconds and calls of Python functions, of opgraph and of the available peers.
 
     Args:
         budget: seconds.
@@ -63,7 +63,7 @@ def measured(peers: Sequence[Peer], device: str, threads: int, budget: float, sa
         say(peer.name)
         try:
             built = peer.build(case)
-        except Exception:  # the entries say why; a host's cost is of those that run
+        except Exception:  # the suites of entries report why; the host's cost is measured only for peers that run
             continue
         ways[f"{peer.name}, {'new result' if built.allocates else 'into a buffer'}"] = built.call
     say("timing")
@@ -79,7 +79,7 @@ def measured(peers: Sequence[Peer], device: str, threads: int, budget: float, sa
 
 
 def _posing(budget: float, say: Say) -> list[Figure]:
-    """Of calls on a GPU, without one and without their launches: in a process whose CPU tensors pose as a GPU's."""
+    """The cost of GPU calls, without a GPU and without launches: in a process whose CPU tensors pose as GPU tensors."""
     if importlib.util.find_spec("torch") is None:
         return []
     say("calls on a GPU, the driver left out")
@@ -92,7 +92,7 @@ def _posing(budget: float, say: Say) -> list[Figure]:
 
 
 def _ways(case: Case) -> dict[str, Call]:
-    """Opgraph's ways of a call, and those of a torch user."""
+    """Opgraph's ways to make a call, and those of a torch user."""
     f = og.compile(case.graph, device=case.device)
     x, out = case.arrays["x"], case.out
     found: dict[str, Call] = {
@@ -141,7 +141,7 @@ def _both(forward: Callable[[], Any], leaf: Any) -> Call:
 
 
 def python_calls(call: Call) -> int:
-    """How many Python functions a call runs, a lambda that only wraps it left out."""
+    """The number of Python functions that a call runs, without a lambda that only wraps it."""
     count = 0
 
     def saw(frame: FrameType, event: str, argument: object) -> None:

@@ -1,4 +1,4 @@
-"""Compile time: from a graph or function to its first result, in new processes; nothing cached, then from the disk."""
+"""Compile time: from a graph or function to its first result, in new processes; first uncached, then from the disk."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SUBJECTS = (
 )
 #: Ops of graphs on 40 inputs with 20 outputs (`opgraph.bench.large`), direction.
 LARGE = ((300, FORWARD), (300, BACKWARD), (1000, FORWARD))
-#: Seconds that a pair of processes with torch.compile takes, about.
+#: The approximate seconds of a pair of processes with torch.compile.
 _PAIR = 20.0
-#: Elements: the kernel's own time is nothing.
+#: Elements: so few that the kernel's run time is negligible.
 SIZE = 1 << 16
-#: Compiled before it: what loads the modules that compile.
+#: The entry that is compiled first, which loads the modules of the compiler.
 FIRST = "hardswish"
 _CODE = """
 import time
@@ -43,7 +43,7 @@ def seconds(name, direction):
     return time.perf_counter() - start
 print(seconds({first!r}, "forward"), seconds({name!r}, {direction!r}))
 """
-#: The graph is there already, its gradient as well.
+#: The graph and its gradient are built before the timing starts.
 _LARGE_CODE = """
 import time
 import numpy as np, opgraph as og
@@ -67,11 +67,11 @@ print(seconds(large(1, inputs=1, outputs=1)), seconds(graph))
 def measured(
     device: str, threads: int, *, quick: bool, with_torch: bool, seconds: float | None, say: Say
 ) -> list[Figure]:
-    """Milliseconds of both, cold and warm: of a partition alone, and of the first one of a process.
+    """Milliseconds, cold and warm, of compiling a partition alone and of the first compilation in a process.
 
     Args:
-        with_torch: whether torch.compile is measured beside it, which takes some 10 s for each pair.
-        seconds: what is left of the run's time; None: as long as it takes.
+        with_torch: torch.compile is measured too, which takes some 10 s for each pair.
+        seconds: the remaining time of the run; None for no limit.
     """
     import time
 
@@ -115,7 +115,7 @@ _IMPORT = "import time; t = time.perf_counter(); import {what}; print(time.perf_
 
 
 def _imports(rounds: int) -> list[Figure]:
-    """Milliseconds of `import opgraph` with what a graph needs, which loads on first use, and of the NumPy in it."""
+    """Milliseconds of `import opgraph` with the modules that a graph loads on first use, and of NumPy's part of it."""
     found = []
     for subject, what in (
         ("import opgraph", "opgraph.ops, opgraph.ir.parse"),
@@ -127,7 +127,7 @@ def _imports(rounds: int) -> list[Figure]:
 
 
 def _first_ones(figures: list[Figure]) -> list[Figure]:
-    """The figures, those of the first compilation of each process made one row."""
+    """The figures, with those of the first compilation of each process merged into one row."""
     head = f"the first of a process: {FIRST}"
     firsts = [f for f in figures if f.subject == FIRST]
     found = [
@@ -158,7 +158,7 @@ def _both(
 
 
 def _on(device: str) -> dict[str, str]:
-    """What code says of a device."""
+    """The parts of the code that depend on the device."""
     on_gpu = device == "cuda"
     return {
         "device": device,
@@ -168,11 +168,11 @@ def _on(device: str) -> dict[str, str]:
 
 
 def _cold_and_warm(code: str, rounds: int) -> tuple[list[list[float]], list[list[float]]]:
-    """What code prints: two processes a round share a folder that was empty before."""
+    """The output of code: the two processes of a round share a cache folder that is empty at first."""
     cold, warm = [], []
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="opgraph-bench-") as cache:
-            # CuPy's and torch's caches have names of their own.
+            # CuPy and torch have separate variables for their caches.
             more = dict.fromkeys(("CUPY_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), cache)
             cold.append(fresh_process(code, cache, more))
             warm.append(fresh_process(code, cache, more))

@@ -20,7 +20,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 
-#: A made call: runs once, and says where results are then, or returns them.
+#: A call that runs once, and the arrays that then hold its results.
 Made = tuple[Call, Mapping[str, np.ndarray]]
 
 
@@ -34,16 +34,16 @@ def of_graph(
     budget: float = 3.0,
     say: Say = lambda _: None,
 ) -> Row:
-    """Runs one graph on the CPU in every way there is, each into its own buffers.
+    """Runs one graph on the CPU in every available way, each into separate buffers.
 
     Args:
         graph: finalized.
         feeds: arrays by input name.
-        model: the ONNX file that it was read from, for onnxruntime to run as it is.
+        model: the ONNX file from which it was read, which onnxruntime runs unchanged.
         budget: seconds of timing.
 
-    The ways: opgraph; onnxruntime on the file, on what opgraph makes of it (`opgraph fuse`), or on the graph as ai.onnx
-    ops where it came from no file; oneDNN's library, for graphs of its kinds.
+    The ways: opgraph; onnxruntime on the file and on the model that `opgraph fuse` makes of it, or, without a file, on
+    the graph as ai.onnx ops; oneDNN's library, for graphs of its kinds.
     """
     say("opgraph: compiling")
     ours, ours_first = _timed(lambda: _ours(og.compile(graph), graph, feeds))
@@ -76,7 +76,7 @@ def of_graph(
         say(peer)
         try:
             made, first = _timed(maker)
-        except Exception as error:  # whatever a library raises is its answer
+        except Exception as error:  # any exception is the result of this library
             cells[peer] = Cell(peer=peer, failed=answered(error))
             continue
         off, wrong = far_off(made[1], truth, types)
@@ -94,7 +94,7 @@ def _row(name: str, graph: og.Graph, cells: Iterable[Cell]) -> Row:
 
 
 def _timed(make: Callable[[], Made]) -> tuple[Made, float]:
-    """What was made, after its first run, and the milliseconds of both."""
+    """The made call after its first run, and the milliseconds of making and running it."""
     start = time.perf_counter()
     made = make()
     made[0]()
@@ -104,7 +104,7 @@ def _timed(make: Callable[[], Made]) -> tuple[Made, float]:
 def _ours(f: og.Executable, graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> Made:
     first = f(dict(feeds))
     results = first if isinstance(first, dict) else {_names(graph)[0]: first}
-    # Arrays of its own for each: an output may be an input, or an array that a library keeps.
+    # A separate array for each output: it may be an input, or an array that a library keeps.
     outs = {name: np.empty_like(np.asarray(a)) for name, a in results.items()}
     return f.bind(dict(feeds), out=outs if len(outs) > 1 else next(iter(outs.values()))), outs
 
@@ -144,7 +144,7 @@ def _session(
     threads: int,
     spins: bool,
 ) -> Made:
-    """A session bound to the arrays and to buffers of its own, its idle threads as those of opgraph's."""
+    """A session bound to the arrays and to its own buffers; its idle threads spin or sleep as opgraph's do."""
     import onnxruntime
 
     from opgraph.bench.peers.onnxruntime import session
@@ -178,10 +178,10 @@ def _onednn(graph: og.Graph, feeds: Mapping[str, np.ndarray], expected: Mapping[
 
 
 def drawn(tensor: LogicalTensor, sizes: Mapping[str, int]) -> np.ndarray:
-    """A seeded array for an input: floats from N(0, 1); integers 0 or 1, valid as index and token alike.
+    """A seeded array for an input: floats from N(0, 1); integers 0 or 1, valid both as indices and as tokens.
 
     Args:
-        sizes: of symbolic dimensions.
+        sizes: the sizes of symbolic dimensions.
     """
     rng = np.random.default_rng(0)
     shape = tuple(sizes[d] if isinstance(d, str) else d or 1 for d in tensor.dims or ())
@@ -194,12 +194,12 @@ def drawn(tensor: LogicalTensor, sizes: Mapping[str, int]) -> np.ndarray:
 
 
 def of_networks(*, quick: bool, compiles: bool, budget: float, say: Say) -> list[Row]:
-    """A forward and a backward pass of networks with the fractional activation, several ways.
+    """A forward and a backward pass of networks with the fractional activation, in several ways.
 
     Args:
-        quick: the small network alone.
-        compiles: whether torch.compile takes part: half a minute for the small one, minutes for ResNet-18.
-        budget: seconds of timing for each.
+        quick: only the small network.
+        compiles: torch.compile is included: half a minute for the small network, minutes for ResNet-18.
+        budget: seconds of timing for each network.
     """
     from opgraph.bench import side_by_side
     from opgraph.torch import naf1

@@ -1,7 +1,7 @@
-"""Networks: a step, inference, the host's time, memory and the first step, in the ways that a user would pick from.
+"""Networks: a step, inference, the host's time, memory and the first step, in the ways that a user can choose from.
 
-Every question is asked in processes of its own (`opgraph.bench.network_process`), which share one folder for caches
-that is empty at first: nothing of an earlier run counts, and what one row has compiled the next one finds.
+Every question is measured in separate processes (`opgraph.bench.network_process`), which share one cache folder. It is
+empty at first, so earlier runs have no effect; later rows use what earlier rows have compiled.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from opgraph.bench.suites.timed import Say
 from opgraph.errors import InvalidArguments
 
 SUITE = "networks"
-#: Seconds of timing for one row; and that one process may take.
+#: Seconds of timing for one row; and the time limit of one process.
 TIMING, LIMIT = 20.0, 600.0
-#: glibc gives freed memory back at once, so that what is resident is what is in use.
+#: glibc then returns freed memory at once, so that resident memory is memory in use.
 _EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
 
 
 def asked_for(patterns: Sequence[str]) -> list[tuple[Network, str]]:
-    """Networks and questions whose label, as in "Llama, training step", or name matches; all where none is given.
+    """Networks and questions whose label, such as "Llama, training step", or name matches; all without a pattern.
 
     Raises:
-        InvalidArguments: a pattern that matches none.
+        InvalidArguments: a pattern matches none.
     """
     every = [(net, question) for net in NETWORKS for question in net.questions]
 
@@ -62,7 +62,7 @@ def asked_for(patterns: Sequence[str]) -> list[tuple[Network, str]]:
 
 
 def label(net: Network, question: str) -> str:
-    """As in "Llama, training step"."""
+    """The label of a row, such as "Llama, training step"."""
     return f"{net.name}, {question}"
 
 
@@ -81,9 +81,9 @@ def measured(
 
     Args:
         device: "cpu" or "cuda".
-        compiles: whether torch.compile takes part.
-        left: seconds; a row that begins after the last one is left out.
-        keep: is given the results after each row.
+        compiles: torch.compile is included.
+        left: returns the remaining seconds; rows are left out once there are none.
+        keep: receives the results after each row.
     """
     with caches() as env:
         for net, question in rows:
@@ -126,7 +126,7 @@ def _memory(
     results: Results,
     say: Say,
 ) -> None:
-    """MiB kept for backward, and the real peak of a step: of the process, or of what torch allocates on the GPU."""
+    """MiB saved for backward, and the real peak of a step: of the process, or of torch's allocations on the GPU."""
     for way in ways:
         say(f"{name}: {way}")
         try:
@@ -140,7 +140,7 @@ def _memory(
 
 
 def _first(name: str, ways: Sequence[str], asked: Mapping[str, Any], results: Results, say: Say) -> None:
-    """Seconds of the first training step, with empty cache folders and with those that it left."""
+    """Seconds of the first training step, with empty cache folders and with those that it filled."""
     for way in ways:
         with caches() as env:
             for column in ("cold", "warm"):
@@ -158,7 +158,7 @@ def _first(name: str, ways: Sequence[str], asked: Mapping[str, Any], results: Re
 def _branches(
     net: Network, name: str, asked: Mapping[str, Any], env: Mapping[str, str], results: Results, say: Say
 ) -> None:
-    """Microseconds in which a training step checks its branches on parameters."""
+    """Microseconds that a training step needs to check its branches on parameters."""
     say(f"{name}: {OURS}")
     try:
         found = _answer({**asked, "ask": "branches", "way": OURS}, env)
@@ -171,13 +171,13 @@ def _branches(
 
 @contextmanager
 def caches() -> Iterator[dict[str, str]]:
-    """Environment variables that give opgraph and torch.compile empty folders for what they compile."""
+    """Environment variables that give opgraph and torch.compile empty cache folders."""
     with tempfile.TemporaryDirectory(prefix="opgraph-bench-") as folder:
         yield {"XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor")}
 
 
 def _answer(asked: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """What a new process says.
+    """The result of a new process.
 
     Raises:
         RuntimeError: it failed, or took longer than LIMIT.

@@ -1,4 +1,4 @@
-"""Large graphs: microseconds per op of partitioning, from 100 to 100,000 ops; memory of a compiled one of 10,000."""
+"""Large graphs: microseconds per op of partitioning, from 100 to 100,000 ops; memory of a compiled graph of 10,000."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from opgraph.bench.timing import undisturbed
 
 COUNTS = (100, 1_000, 10_000, 100_000)
 COMPILED = 10_000
-#: Ops between two that nothing fuses with, as the matrix products of a network.
+#: The distance between two ops that do not fuse, such as the matrix products of a network.
 BLOCK = 10
 
 
 def network(count: int, width: int = 16) -> og.Graph:
-    """A graph of `count` ops, not finalized: a product, then pointwise ops with a residual, again and again."""
+    """A graph of `count` ops, not finalized: a product, then pointwise ops with a residual, repeated."""
     g = og.Graph()
     x = g.input("x", shape=(4, width))
     w = g.input("w", shape=(width, width))
@@ -40,7 +40,7 @@ def network(count: int, width: int = 16) -> og.Graph:
 
 
 def measured(*, quick: bool, say: Say) -> list[Figure]:
-    """Building, checking and partitioning, per op; and what compiling takes."""
+    """The time of building, checking and partitioning, per op; and the time and memory of compiling."""
     figures = []
     for count in COUNTS[:3] if quick else COUNTS:
         say(f"{count} ops")
@@ -79,7 +79,7 @@ def _stages(count: int) -> dict[str, float]:
         }
 
 
-#: Resident memory before and after, of a process that ran a small graph first, so that modules count for nobody.
+#: Resident memory before and after. The process runs a small graph first, so that loaded modules do not count.
 _MEMORY = """
 import gc, time
 import numpy as np, opgraph as og

@@ -1,4 +1,4 @@
-"""One row: every peer builds its call for a case, is checked, and takes turns with the others and with a copy."""
+"""One row: the call of every peer is built for a case, checked, and timed in turns with the others and with a copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.errors import DeviceError, OpGraphError
 
 Say = Callable[[str], None]
 
-#: Classes of onnxruntime's exceptions.
+#: Classes of onnxruntime's exceptions for models that it does not take.
 _NOT_TAKEN = ("NotImplemented", "InvalidGraph")
 
 
@@ -26,9 +26,9 @@ def measured(case: Case, peers: Sequence[Peer], clock: Clock, budget: float, cac
     """Times a case.
 
     Args:
-        peers: those on the machine, opgraph aside.
-        budget: seconds of timing, building and checking not counted.
-        say: is told what is being done.
+        peers: those on the machine, without opgraph.
+        budget: seconds of timing, without building and checking.
+        say: receives a description of the current step.
     """
     say("the truth")
     truth = Truth(case)
@@ -69,7 +69,7 @@ def _row(case: Case, cache: str, cells: list[Cell], copy: Cell | None) -> Row:
 
 
 def checked(case: Case, peer: Peer, truth: Truth) -> tuple[Cell, Built | None]:
-    """Builds a peer's call and compares its first results with the truth; no call where it refuses or is wrong."""
+    """Builds a peer's call and compares its first results with the truth; no call if the peer refuses or is wrong."""
     start = time.perf_counter()
     try:
         built = peer.build(case)
@@ -77,7 +77,7 @@ def checked(case: Case, peer: Peer, truth: Truth) -> tuple[Cell, Built | None]:
         results = results_of(case, built)
     except Refused as answer:
         return Cell(peer=peer.name, failed=str(answer)), None
-    except Exception as error:  # a peer raises what it likes; its row says so, and the others go on
+    except Exception as error:  # peers raise any exception; it goes into the row, and the others continue
         return Cell(peer=peer.name, failed=told(error)), None
     found = truth.check(results)
     first = (time.perf_counter() - start) * 1e3
@@ -99,7 +99,7 @@ def told(error: Exception) -> str:
 
 
 def answered(error: Exception) -> str:
-    """What a peer said to a model: that it does not take it, where it has no word for something in it, or an error."""
+    """A peer's exception for a model, in one line: an error, or that the peer lacks a part of the model."""
     said = error.what if isinstance(error, OpGraphError) else str(error)
     takes_not = isinstance(error, (Refused, OpGraphError)) or type(error).__name__ in _NOT_TAKEN
     if not takes_not or isinstance(error, DeviceError):
@@ -108,7 +108,7 @@ def answered(error: Exception) -> str:
 
 
 def results_of(case: Case, built: Built) -> Mapping[str, Any]:
-    """Runs a call once: its results by the names of the graph's outputs."""
+    """Runs a call once; returns its results by the names of the graph's outputs."""
     returned = built.call()
     if not built.returns:
         return case.outs
