@@ -1,4 +1,4 @@
-"""Time on a GPU: events around a call, and a cache that holds nothing of the call before."""
+"""Time on a GPU: events around a call, and a cache without data of the previous call."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from opgraph.bench.timing import Call
 
 #: Calls in one run; the median of them is its time.
 CALLS = 5
-#: Bytes written before each call, at least: some 150 us, longer than a host takes to prepare a step of autograd.
+#: The minimum of bytes written before each call: some 150 us, longer than a host takes to prepare a step of autograd.
 WRITTEN = 512 << 20
 
 
 class DeviceClock:
     """Device events on torch's current stream.
 
-    Before each call, WRITTEN bytes are written, many times what the second-level cache holds: the call finds nothing of
-    its data there, as in a network, where other layers ran in between. The writing also keeps the device busy while the
+    Before each call, WRITTEN bytes are written, many times the size of the second-level cache. So none of the call's
+    data is there, as in a network, where other layers run in between. The writing also keeps the device busy while the
     host prepares the launch, so that the time between two events is the device's alone, unless preparing takes longer.
 
     Args:

@@ -1,4 +1,4 @@
-"""One fused partition of hundreds of ops, with many operands and results: what compile time grows with."""
+"""One fused partition of hundreds of ops, with many operands and results, with which compile time grows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import random
 import opgraph as og
 from opgraph.ir.logical_tensor import LogicalTensor
 
-#: As mixed as a search for activations makes them; half of them costly.
+#: A mix as in a search for activations; half of the kinds are costly.
 KINDS = ("Add", "Multiply", "Tanh", "Sigmoid", "SoftPlus", "Maximum", "Subtract", "GELU")
 _OF_TWO = ("Add", "Multiply", "Maximum", "Subtract")
-#: How far back an op reads what others have read already.
+#: The number of latest values from which an op reads a value that others have already read.
 _REACH = 40
 
 
@@ -28,7 +28,7 @@ def large(
 
     for left in range(count, 0, -1):
         kind = draw.choice(kinds)
-        if len(unread) - left >= outputs - 1:  # as many as there are left to join
+        if len(unread) - left >= outputs - 1:  # all remaining ops are needed to join unread values
             kind = draw.choice(_OF_TWO)
         first = take()
         if kind in _OF_TWO:

@@ -14,7 +14,7 @@ from pathlib import Path
 import opgraph as og
 from opgraph.errors import InvalidArguments
 
-#: Packages whose versions are told.
+#: Packages whose versions are reported.
 PACKAGES = (
     "numpy",
     "torch",
@@ -29,7 +29,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, object]:
-    """CPU, threads, GPU where there is one in use, versions, commit and date."""
+    """CPU, threads, GPU if one is in use, versions, commit and date."""
     return {
         "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -44,7 +44,7 @@ def machine() -> dict[str, object]:
 
 
 def installed(package: str) -> str:
-    """The version of an installed distribution; empty where there is none."""
+    """The version of an installed distribution; empty if there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -52,7 +52,7 @@ def installed(package: str) -> str:
 
 
 def cpu_name() -> str:
-    """As the machine calls it."""
+    """The name of the CPU, as the machine reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -62,7 +62,7 @@ def cpu_name() -> str:
 
 
 def threads() -> int:
-    """Of torch, where it is loaded, and of opgraph with it."""
+    """The number of threads of torch, if it is loaded, and so of opgraph."""
     torch = sys.modules.get("torch")
     return int(torch.get_num_threads()) if torch is not None else len(os.sched_getaffinity(0))
 
@@ -83,7 +83,7 @@ def _gpu() -> dict[str, object]:
 
 
 def _driver(device: int) -> dict[str, object]:
-    """The driver, and the clock that it may raise the multiprocessors to, by `nvidia-smi`, where that is there."""
+    """The driver, and the maximum clocks of the multiprocessors and the memory, from `nvidia-smi` if it exists."""
     asked = {"driver": "driver_version", "gpu_mhz": "clocks.max.sm", "gpu_memory_mhz": "clocks.max.memory"}
     command = [
         "nvidia-smi",
@@ -100,9 +100,9 @@ def _driver(device: int) -> dict[str, object]:
 
 
 def commit() -> str:
-    """Of the checkout that opgraph was loaded from, "+" where files were changed since; empty for an installed one."""
+    """The commit of the checkout that opgraph was loaded from, with "+" if files changed since; empty if installed."""
     package = Path(og.__file__).parent
-    if not _git(package, "ls-files", "__init__.py"):  # a repository that only happens to lie around the environment
+    if not _git(package, "ls-files", "__init__.py"):  # a repository that only contains the environment
         return ""
     return _git(package, "describe", "--always", "--dirty=+")
 
@@ -116,7 +116,7 @@ def _git(folder: Path, *args: str) -> str:
 
 
 def use_threads(count: int | None) -> int:
-    """Gives torch, where it is loaded, and with it opgraph so many threads; returns how many both have.
+    """Sets the number of threads of torch, if it is loaded, and so of opgraph; returns the number that both have.
 
     Raises:
         InvalidArguments: more threads than cores, or fewer than one.
@@ -137,11 +137,11 @@ def fresh_process(code: str, cache: str, more: Mapping[str, str] | None = None) 
 
     Args:
         code: Python that prints numbers.
-        cache: the folder for caches, opgraph's among them.
-        more: environment variables on top.
+        cache: the folder for caches, including opgraph's.
+        more: additional environment variables.
 
     Raises:
-        RuntimeError: it failed; the message is the end of what it said.
+        RuntimeError: the process failed; the message is the end of its error output.
     """
     env = {**os.environ, "XDG_CACHE_HOME": cache, **(more or {})}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)

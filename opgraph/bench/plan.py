@@ -1,4 +1,4 @@
-"""What a run measures: which entries in which sizes and dtypes, and whether they fit into memory."""
+"""The plan of a run: the entries, their sizes and dtypes, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
 
 K, M = 1_000, 1 << 20
-#: Suites of entries, and those that measure something else.
+#: Suites of entries, and suites that measure something else.
 ENTRY_SUITES = tuple(dict.fromkeys(e.suite for e in ENTRIES))
 OTHER_SUITES = ("host", "compile", "scale", "models")
-#: Those that take too long to be part of all: half an hour, minutes for a network.
+#: Suites that take too long to be part of "all": half an hour, minutes for a network.
 BY_NAME = ("networks",)
 #: Several suites under one name.
 GROUPS = {
@@ -21,7 +21,7 @@ GROUPS = {
     "entries": ENTRY_SUITES,
     "gpu": (*ENTRY_SUITES, "host", "compile"),
 }
-#: Entries for which `--quick` waits for torch.compile: those that torch has no function for.
+#: Entries for which `--quick` includes torch.compile: those for which torch has no function.
 WAITS = ("swish, alpha per channel", "fractional (NAF1)", "chain of 12")
 COMPILER = "torch.compile"
 #: Peers that compile for seconds, and are left out of rows that repeat others in another dtype or size.
@@ -44,10 +44,10 @@ class Job:
 
 
 def suites_of(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The suites that these names stand for, each once.
+    """The suites of these names, each once.
 
     Raises:
-        InvalidArguments: a name that is none.
+        InvalidArguments: a name is neither a suite nor a group.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -70,9 +70,9 @@ def jobs(
     """The rows of a run.
 
     Args:
-        suites: as `suites_of` gives them.
-        entries: patterns; all entries of the suites where empty.
-        sizes, types: what was asked for; where nothing was: on a CPU 1K, 1M and 32M in f32 and 1M in bf16 and f16
+        suites: as `suites_of` returns them.
+        entries: patterns; all entries of the suites if empty.
+        sizes, types: the requested ones. If there are none: on a CPU 1K, 1M and 32M in f32 and 1M in bf16 and f16
             (--quick: 1M in f32); on a GPU 64M in bf16 and f32, activations also in f16 and over 1M, and swish in bf16
             over 2^31.
 
@@ -106,7 +106,7 @@ def _rows(entries: tuple[Entry, ...], dtype: str, size: int, without: tuple[str,
 
 
 def _on_gpu(entries: tuple[Entry, ...]) -> list[Job]:
-    """What matters most comes first: the time of a run may end before its rows do."""
+    """The rows on a GPU, the most important first: the time of a run may end before its rows do."""
     activations = tuple(e for e in entries if e.suite == "activation")
     return [
         *_rows(entries, "bf16", 64 * M),
@@ -118,7 +118,7 @@ def _on_gpu(entries: tuple[Entry, ...]) -> list[Job]:
 
 
 def needed_bytes(job: Job) -> int:
-    """What a row takes, about: its arrays, the copy's, and two results of peers that allocate."""
+    """The approximate memory of a row: its arrays, those of the copy, and two results of peers that allocate."""
     space = job.entry.dims(job.size)
     item = dtypes.get(job.dtype).itemsize
     full = sum(o.shape == "full" for o in job.entry.operands)
@@ -130,11 +130,11 @@ def needed_bytes(job: Job) -> int:
 
 
 def available_bytes(device: str) -> int:
-    """Free memory."""
+    """The free memory of a device."""
     if device == "cuda":
         import torch
 
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch gives it out again
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()  # torch reuses it
         return int(torch.cuda.mem_get_info()[0]) + int(unused)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

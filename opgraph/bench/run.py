@@ -1,4 +1,4 @@
-"""A whole run: which peers are there, suite after suite, inside its time."""
+"""A whole run: the search for peers, then one suite after the other, within the time of the run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from opgraph.bench.plan import COMPILER, Job, jobs, suites_of
 from opgraph.bench.results import COLD, WARM, Results
 from opgraph.errors import InvalidArguments, OpGraphError
 
-#: Seconds of `--quick`, and of a run of the GPU suites, unless told otherwise.
+#: Default seconds of `--quick`, and of a run of the GPU suites.
 QUICK, GPU = 165.0, 420.0
-#: The part of a run's time that suites other than those of entries may take.
+#: The fractions of a run's time for suites other than those of entries.
 _OTHERS = {"host": 0.06, "compile": 0.22, "scale": 0.08, "models": 0.12}
-#: Seconds that the suite of large graphs takes with its largest one, about.
+#: The approximate seconds of the suite of large graphs with its largest graph.
 _ALL_OPS = 20.0
 #: Models of `opgraph.onnx.samples`, and the size of their batch.
 SAMPLES = {"efficientnet": 2, "llama": 2, "own_activation": 512, "gated_f16": 512}
@@ -28,11 +28,11 @@ SAMPLES = {"efficientnet": 2, "llama": 2, "own_activation": 512, "gated_f16": 51
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a run measures. Empty tuples stand for the plan's own choice (`opgraph.bench.plan.jobs`).
+    """The settings of a run. Empty tuples select the defaults of the plan (`opgraph.bench.plan.jobs`).
 
     Attributes:
-        budget: seconds; None: as long as it takes.
-        threads: None: as many as torch, or the machine, has.
+        budget: seconds; None for no limit.
+        threads: None for as many as torch, or the machine, has.
     """
 
     suites: tuple[str, ...] = ("all",)
@@ -51,15 +51,15 @@ class Settings:
 def run(
     settings: Settings, say: Callable[[str], None] = lambda _: None, keep: Callable[[Results], None] = lambda _: None
 ) -> Results:
-    """Measures.
+    """Runs the suites of the settings.
 
     Args:
-        say: is told what is being done, and how much time is left.
-        keep: is given what there is of the results after each suite and each row, for a run that may be cut off.
+        say: receives a description of the current step, and the remaining time.
+        keep: receives the results so far after each suite and each row, for a run that may be interrupted.
 
     Raises:
-        InvalidArguments: settings that name what there is not.
-        DeviceError: the GPU was lost to this process; `keep` was given what there is.
+        InvalidArguments: the settings name something that does not exist.
+        DeviceError: the GPU was lost to this process; `keep` has received the results so far.
     """
     suites = suites_of(settings.suites)
     cache = settings.cache or (COLD if settings.device == "cuda" else WARM)
@@ -73,7 +73,7 @@ def run(
         sizes=settings.sizes,
         types=settings.dtypes,
     )
-    if "networks" in suites:  # a pattern that matches none is told before anything is measured
+    if "networks" in suites:  # a pattern without a match is reported before anything is measured
         from opgraph.bench.suites.networks import asked_for
 
         asked_for(settings.entries)
@@ -151,7 +151,7 @@ class _Run:
         return otherwise if budget is None else max(_OTHERS[suite] * budget, 1.0)
 
     def all(self, suites: tuple[str, ...], planned: list[Job]) -> None:
-        """Every suite. Those with shares of their own run first: entries take what is left."""
+        """Runs every suite. Those with a share of the time run first: entries use the remaining time."""
         for suite, measure in (
             ("host", self._host),
             ("compile", self._compile),

@@ -1,4 +1,4 @@
-"""One activation several ways, by itself and in a small network: what each keeps, its peak, its time, its results."""
+"""One activation in several ways, alone and in a small network: memory saved for backward, peak, time, results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgraph.bench.timing import HostClock, in_turns, ratio
 from opgraph.torch.fuse import fuse
 from opgraph.torch.memory.measure import saved_tensors
 
-#: Of the tensor, and of the images for the network.
+#: Shapes of the tensor, and of the images for the network.
 TENSOR, IMAGES = (16, 32, 32, 32), (16, 3, 32, 32)
 _CHANNELS = 32
 
@@ -34,12 +34,12 @@ class Measured:
     """One way to run a model.
 
     Attributes:
-        kept: bytes kept for backward.
-        peak: bytes above the weights, at most, in one forward and one backward pass.
-        first: seconds of the first forward and backward pass, with all that is compiled for it.
-        step: seconds of a later one, the fastest.
-        ratio: of a step to one of the first way: the median over rounds in which they took turns.
-        results: the output, and the gradient of the input where it was asked for.
+        kept: bytes saved for backward.
+        peak: the maximum of bytes above the weights in one forward and one backward pass.
+        first: seconds of the first forward and backward pass, including all compilation for it.
+        step: seconds of the fastest later one.
+        ratio: the time of a step divided by that of the first way: the median over rounds in turns.
+        results: the output, and the gradient of the input if it needs one.
     """
 
     kept: int
@@ -61,7 +61,7 @@ def _checkpointed(model: nn.Module, activation: type[nn.Module]) -> nn.Module:
 
 
 def _compiled(model: nn.Module, activation: type[nn.Module]) -> nn.Module:
-    torch.compiler.reset()  # what it compiled for another model would shorten the first call, and count as recompiling
+    torch.compiler.reset()  # code compiled for another model would shorten the first call, and count as recompilation
     compiled: Any = torch.compile(model)
     return compiled  # type: ignore[no-any-return]
 
@@ -75,7 +75,7 @@ def _all(model: nn.Module, kind: type[nn.Module]) -> list[nn.Module]:
 
 
 EAGER, COMPILED, FUSED = "eager", "torch.compile", "opgraph"
-#: Name -> what makes the model run so; the first is what others are compared with.
+#: Name -> the function that makes a model run in this way; the others are compared with the first.
 WAYS: Mapping[str, Way] = {
     EAGER: _eager,
     "torch.utils.checkpoint": _checkpointed,
@@ -85,7 +85,7 @@ WAYS: Mapping[str, Way] = {
 
 
 def alone(activation: type[nn.Module]) -> tuple[nn.Module, torch.Tensor]:
-    """The activation by itself, and an input that needs a gradient."""
+    """The activation alone, and an input that needs a gradient."""
     torch.manual_seed(0)
     return activation(), torch.randn(TENSOR, requires_grad=True)
 
@@ -108,15 +108,15 @@ def measured(
     budget: float,
     step: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Measured]:
-    """Runs copies of a model forward and backward, each in its way.
+    """Runs copies of a model forward and backward, each in one way.
 
     Args:
-        ways: of `WAYS`; the first is the one that others are compared with.
-        budget: seconds of timing in all, the first steps not counted.
-        step: is told what comes next.
+        ways: some of `WAYS`; the others are compared with the first.
+        budget: seconds of timing in all, without the first steps.
+        step: receives a description of the next step.
     """
     with _undisturbed():
-        _passes(nn.SiLU(), torch.zeros_like(x, requires_grad=True))  # torch's own first call belongs to nobody
+        _passes(nn.SiLU(), torch.zeros_like(x, requires_grad=True))  # torch's own first call counts for no way
         calls, firsts = {}, {}
         for name, way in ways.items():
             step(f"{name}: the first call")
@@ -161,7 +161,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """The state of the random numbers stays; what torch.compile tells of itself is not shown."""
+    """Restores the state of the random numbers, and hides the messages of torch.compile."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""Runs in turns: how long calls take, and the median of the ratios of neighbouring runs.
+"""Runs in turns: the times of calls, and the median of the ratios of neighbouring runs.
 
-Other work on a machine slows neighbouring runs alike, so that it cancels in their ratio; a ratio of two medians, or of
-two fastest runs, keeps it. Every figure of the project that is a time comes from here.
+Other work on a machine slows neighbouring runs equally, so it cancels in their ratio, but not in a ratio of two medians
+or of two fastest runs. Every figure of the project that is a time comes from here.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 Call = Callable[[], object]
 
-#: Seconds that one timed run lasts at least: a call that takes less is repeated.
+#: The minimum seconds of one timed run: a shorter call is repeated.
 SAMPLE = 1e-3
-#: Rounds: at least, and at most.
+#: The minimum and the maximum number of rounds.
 LEAST, MOST = 5, 41
-#: Seconds of a run that is not repeated where they are more than there is.
+#: A run that takes more seconds than this, and more than the budget, is not repeated.
 LONG = 0.5
-#: A ratio whose quartiles lie farther apart than this part of it is noisy: it gets more rounds, then a mark.
+#: A ratio is noisy if its quartiles are farther apart than this fraction of it: it gets more rounds, then a mark.
 NOISY = 0.15
 
 
 class Clock(Protocol):
-    """How a run is timed."""
+    """A way to time a run."""
 
     def repeats(self, seconds: float) -> int:
-        """How often a call of so many seconds is repeated in one run."""
+        """The number of repeats, in one run, of a call that takes `seconds`."""
 
     def run(self, call: Call, repeats: int) -> float:
         """Seconds of one call, the mean over `repeats`."""
@@ -50,14 +50,14 @@ class HostClock:
     """The host's clock. Data stay in the caches from one call to the next, where they fit.
 
     Args:
-        cold: bytes written before each run, which drive the data out of the caches; each run is one call then.
+        cold: bytes written before each run, which evict the data from the caches; each run is then one call.
     """
 
     def __init__(self, cold: int = 0) -> None:
         self._other = np.zeros(cold // 8) if cold else None
 
     def repeats(self, seconds: float) -> int:
-        """As many as fill SAMPLE."""
+        """The number of calls that fill SAMPLE."""
         return 1 if self._other is not None else max(1, round(SAMPLE / max(seconds, 1e-8)))
 
     def run(self, call: Call, repeats: int) -> float:
@@ -69,12 +69,12 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """One call's time as a part of another's: median and quartiles over rounds in which both ran.
+    """One call's time divided by another's: median and quartiles over rounds in which both ran.
 
     Attributes:
-        median: of the ratios of neighbouring runs; below 1 is faster than the other.
+        median: that of the ratios of neighbouring runs; below 1 the first call is faster.
         low, high: the quartiles.
-        rounds: how many pairs.
+        rounds: the number of pairs.
     """
 
     median: float
@@ -84,7 +84,7 @@ class Ratio:
 
     @property
     def noisy(self) -> bool:
-        """Whether the machine was too restless to say more than the quartiles say."""
+        """True if the times vary too much to state more than the quartiles."""
         return self.rounds < 3 or self.high - self.low > NOISY * self.median
 
 
@@ -93,7 +93,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float | None]) -> Ratio:
 
     Args:
         ours: seconds, one for each round.
-        theirs: the same; None where it sat a round out.
+        theirs: the same; None for rounds in which it did not run.
     """
     pairs = [a / b for a, b in zip(ours, theirs, strict=True) if b is not None]
     low, middle, high = quartiles(pairs)
@@ -112,24 +112,24 @@ Times = dict[str, list[float | None]]
 
 
 def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int = MOST) -> Times:
-    """Runs calls in turns; each round in the other direction than the one before.
+    """Runs calls in turns; each round reverses the order of the one before.
 
     Args:
         calls: the first takes part in every round, and others are compared with it. Each is called once before.
-        clock: how a run is timed.
-        budget: seconds in all, about. A call that is too slow for its share of them sits rounds out, evenly spread; all
-            run LEAST rounds, or 3 where so many would take longer than the budget, or one that takes longer by itself,
-            and more than LONG.
-        most: rounds.
+        clock: times a run.
+        budget: approximate seconds in all. A call that is too slow for its share skips rounds, evenly spread. All run
+            LEAST rounds, or 3 if LEAST would take longer than the budget, or 1 if one run alone takes longer than the
+            budget and than LONG.
+        most: the maximum number of rounds.
 
-    Returns: seconds of each call, round by round; None for a round that it sat out.
+    Returns: seconds of each call, round by round; None for a round that it skipped.
     """
     with undisturbed():
         begun = time.perf_counter()
         repeats, costs = {}, {}
         for name, call in calls.items():
             cost, aside = _tried(call, clock)
-            if cost < 20 * SAMPLE:  # the first run of a short call found its code and data nowhere near
+            if cost < 20 * SAMPLE:  # for the first run of a short call, code and data were not in the caches
                 cost, aside = min((cost, aside), _tried(call, clock))
             repeats[name] = clock.repeats(cost)
             costs[name] = max(repeats[name] * cost + aside, 1e-7)
@@ -146,27 +146,27 @@ def in_turns(calls: Mapping[str, Call], clock: Clock, budget: float, most: int =
 
 
 def _tried(call: Call, clock: Clock) -> tuple[float, float]:
-    """Seconds of one call, and what a run takes beside it: emptying caches, waiting for a device."""
+    """Seconds of one call, and those that a run takes in addition: emptying caches, waiting for a device."""
     start = time.perf_counter()
     found = clock.run(call, 1)
     return found, max(time.perf_counter() - start - found, 0.0)
 
 
 def planned(costs: Mapping[str, float], budget: float, most: int = MOST) -> dict[str, int]:
-    """How many rounds each call runs, given the seconds of one run: an equal share of the budget for each."""
+    """The number of rounds of each call, given the seconds of one run: an equal share of the budget for each."""
     share = budget / len(costs)
     least = LEAST if LEAST * sum(costs.values()) <= budget else 3
     rounds = {
         name: 1 if cost > max(budget, LONG) else int(min(max(share / cost, least), most))
         for name, cost in costs.items()
     }
-    # The first is what all are compared with: nobody runs without it.
+    # All are compared with the first call: no call runs without it.
     total = rounds[next(iter(costs))]
     return {name: min(count, total) for name, count in rounds.items()}
 
 
 def takes_part(index: int, rounds: int, total: int) -> bool:
-    """Whether a call that runs `rounds` of `total` rounds runs in this one."""
+    """True if a call that runs `rounds` of `total` rounds runs in this one."""
     return (index + 1) * rounds // total != index * rounds // total
 
 
@@ -188,7 +188,7 @@ def compare(ours: Call, theirs: Call, rounds: int = 31) -> dict[str, float]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """No garbage collection inside."""
+    """Disables garbage collection inside."""
     was = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Before anything is timed: whether a call computes what the entry's formula says, in float64."""
+"""The check before timing: a call is compared with the entry's formula, evaluated in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import opgraph as og
 from opgraph.bench.case import Case, as_numpy
 from opgraph.ir import dtypes
 
-#: Up to so many elements every one is checked, and sums over all of them; beyond, rows at both ends.
+#: Up to this number of elements, all of them and sums over all of them are checked; beyond it, rows at both ends.
 WHOLE = 1 << 20
 #: Rows at each end; for one-dimensional spaces, elements.
 ROWS, ELEMENTS = 4, 2048
@@ -22,13 +22,13 @@ ROWS, ELEMENTS = 4, 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """How far a call's results are from the truth.
+    """The error of a call's results.
 
     Attributes:
         off: the largest difference, in units in the last place at the output's largest true value.
-        wrong: what is wrong with it; empty where half of the dtype's digits are right everywhere, which whoever
-            computes the same function reaches and nobody who computes another; or, where ops cancel, as many as the
-            formula evaluated op by op in the dtype gets right, give or take one bit.
+        wrong: what is wrong with it. Empty if half of the dtype's digits are right everywhere: the same function
+            reaches that, another one does not. Where ops cancel, it is also empty if as many digits are right as when
+            the formula is evaluated op by op in the dtype, give or take one bit.
     """
 
     off: float
@@ -49,19 +49,19 @@ class Truth:
         feeds = {name: _taken(a, None if name in shared else self._rows) for name, a in case.feeds.items()}
         space = case.space if self._rows is None else (len(self._rows), *case.space[1:])
         self._graph = case.graph if self._rows is None else case.entry.graph(space, case.dtype, case.direction)
-        if not {t.name for t in self._graph.inputs} <= feeds.keys():  # of so few rows training would keep other values
+        if not {t.name for t in self._graph.inputs} <= feeds.keys():  # training of so few rows would save other values
             self._graph = case.entry.gradient(space, case.dtype)
-        # Copies: an entry in place overwrites what it reads.
+        # Copies: an in-place entry overwrites its input.
         self._feeds = {name: a.copy() for name, a in feeds.items()} if case.entry.in_place else feeds
         outputs = self._evaluated("f64")
         sums = {f"d_{name}" for name in shared}
-        # Of sums over all rows the ends say nothing.
+        # The rows at both ends cannot check sums over all rows.
         self._true = {n: a for n, a in outputs.items() if self._rows is None or n not in sums}
-        # An entry in place starts from the same values for everybody.
+        # An in-place entry starts from the same values for all peers.
         self._before = as_numpy(case.inputs[0]).copy() if case.entry.in_place else None
 
     def restore(self) -> None:
-        """Makes the inputs what they were, and all results not a number."""
+        """Restores the inputs, and fills all results with NaN."""
         for out in self._case.outs.values():
             out[...] = math.nan
         if self._before is not None:
@@ -73,7 +73,7 @@ class Truth:
         return found if isinstance(found, dict) else {next(iter(self._case.outs)): found}
 
     def _rounded_apart(self, name: str) -> float:
-        """How far the formula is from the truth when every op's result is rounded to the dtype."""
+        """The error of the formula if every op's result is rounded to the dtype."""
         if self._rounded is None:
             self._rounded = self._evaluated(None)
         return _apart(self._rounded[name].astype(np.float64), self._true[name], self._case.dtype)
@@ -95,13 +95,13 @@ class Truth:
 def _taken(array: Any, rows: np.ndarray | None) -> np.ndarray:
     if rows is None:
         return as_numpy(array)
-    half = len(rows) // 2  # slices, so that of an array on a GPU only these are copied
+    half = len(rows) // 2  # slices, so that only these are copied from an array on a GPU
     return np.concatenate([as_numpy(array[:half]), as_numpy(array[-half:])])
 
 
 def _apart(got: np.ndarray, true: np.ndarray, dtype: str) -> float:
-    """The largest difference in units in the last place at the largest true number; inf for what is none, unless the
-    truth is the same there (a norm of a negative variance, drawn at random)."""
+    """The largest difference in units in the last place at the largest true number; inf if a difference is not finite,
+    unless result and truth are the same there (a norm of a negative variance, drawn at random)."""
     largest = float(np.abs(true[np.isfinite(true)]).max(initial=0.0))
     unit = largest * float(ml_dtypes.finfo(dtypes.get(dtype).numpy).eps)  # type: ignore[no-untyped-call]
     same = (got == true) | (np.isnan(got) & np.isnan(true))
@@ -111,7 +111,7 @@ def _apart(got: np.ndarray, true: np.ndarray, dtype: str) -> float:
 
 
 def half_the_digits(dtype: str) -> float:
-    """In units in the last place."""
+    """The error if half of a dtype's digits are right, in units in the last place."""
     return float(2.0 ** (ml_dtypes.finfo(dtypes.get(dtype).numpy).nmant / 2))  # type: ignore[no-untyped-call]
 
 
@@ -124,7 +124,7 @@ def _like(array: np.ndarray, target: Any) -> Any:
 def far_off(
     results: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray], types: Mapping[str, str]
 ) -> tuple[float, str]:
-    """How far a model's outputs are from the truth, in units in the last place of the largest, and what is wrong."""
+    """The error of a model's outputs, in units in the last place of the largest, and what is wrong."""
     off, wrong = 0.0, ""
     for name, true in truth.items():
         if types[name] not in dtypes.FLOATS:
