@@ -158,7 +158,7 @@ class _Memory:
         self._dtype = dtype
 
     def filled(self, name: str, dims: tuple[int, ...], around: float) -> Any:
-        """An array of which every element is written."""
+        """An array, with every element written."""
         size = math.prod(dims)
         drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(min(size, _DRAWN))
         # A parameter stays near its usual value.

@@ -101,7 +101,7 @@ class Figure:
 
 @dataclass(slots=True, kw_only=True)
 class Results:
-    """A run.
+    """The results of a run.
 
     Attributes:
         machine: `opgraph.bench.machine.machine()`.

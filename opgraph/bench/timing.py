@@ -171,7 +171,7 @@ def takes_part(index: int, rounds: int, total: int) -> bool:
 
 
 def compare(ours: Call, theirs: Call, rounds: int = 31) -> dict[str, float]:
-    """Two calls in turns: median microseconds of both, and the quartiles of the ratio ours / theirs."""
+    """Times two calls in turns: median microseconds of both, and the quartiles of the ratio ours / theirs."""
     ours(), theirs()
     clock = HostClock()
     repeats = clock.repeats(once(ours, 3))

@@ -40,7 +40,7 @@ _BIAS = Port(name="bias", type="T1", optional=True)
 
 
 def _fits(op: Op) -> None:
-    """Paddings are not negative, output_padding smaller than strides, and none with auto_pad SAME; the rest positive.
+    """Paddings are not negative. output_padding is less than strides, and 0 with auto_pad SAME. The rest is positive.
 
     Raises:
         InvalidGraphOp: an attribute breaks these rules.

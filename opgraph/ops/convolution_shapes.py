@@ -63,7 +63,7 @@ def _bias_fits(inputs: Sequence[LogicalTensor], channels: Dim) -> None:
 
 
 def of_small(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """Batch of the data; channels by the weights; positions of the kernel on each padded spatial axis."""
+    """Batch of the data; channels from the weights; positions of the kernel on each padded spatial axis."""
     big, weights = (
         _canonical(inputs[0].dims, windows.data_order, attrs),
         _canonical(inputs[1].dims, windows.weights_order, attrs),
@@ -127,7 +127,7 @@ def of_told_big(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, 
 
 
 def of_free_big(inputs: tuple[LogicalTensor, ...], attrs: Attrs) -> tuple[Dims, ...]:
-    """Batch of the data; channels by the weights; the smallest sizes that make src, + output_padding."""
+    """Batch of the data; channels from the weights; the smallest sizes that give src, plus output_padding."""
     return _big(inputs, attrs, told=False)
 
 

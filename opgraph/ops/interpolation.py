@@ -36,7 +36,7 @@ def _one_size(op: Op) -> None:
     """Exactly one of sizes, as attribute or input, and scales is given; each size is 1 or more.
 
     Raises:
-        InvalidGraphOp: none is, or several are.
+        InvalidGraphOp: none of them is given, or several are.
     """
     is_back = op.kind.endswith("Backward")
     given = [bool(op.attrs.get("sizes")), bool(op.attrs.get("scales")), len(op.inputs) > 1 + is_back]
@@ -155,14 +155,14 @@ def _attrs(op: Op) -> dict[str, Any]:
 
 
 def _gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
-    """InterpolateBackward."""
+    """InterpolateBackward of d."""
     src, *sizes = op.inputs
     made = None if d[0] is None else build("InterpolateBackward", src, d[0], *sizes, **_attrs(op))
     return [made, *[None] * len(sizes)]
 
 
 def _back_gradient(build: Builder, op: Op, d: Sequence[LogicalTensor | None]) -> Sequence[LogicalTensor | None]:
-    """Interpolate."""
+    """Interpolate of d."""
     _, _, *sizes = op.inputs
     return [None, None if d[0] is None else build("Interpolate", d[0], *sizes, **_attrs(op)), *[None] * len(sizes)]
 

@@ -45,7 +45,7 @@ _NONE = "none: rounding has no derivative but 0, and a straight-through estimate
 
 
 def _constants_fit(op: Op) -> None:
-    """One scale for the tensor, or any number for channels; as many zero points, if any; none next to f8.
+    """One scale for the tensor, or any number for channels. Zero points, if given, are as many; there are none for f8.
 
     Raises:
         InvalidGraphOp: other numbers of them, or a scale that is not positive.

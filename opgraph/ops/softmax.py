@@ -54,7 +54,7 @@ def _result_is_wider(op: Op) -> None:
 
 
 def _gradient_is_wider(op: Op) -> None:
-    """The result has the dtype of diff_dst, or is f32; or diff_dst is f32, as where SoftMax widened.
+    """The result has the dtype of diff_dst, or is f32; or diff_dst is f32, as where SoftMax widened its result.
 
     Raises:
         InvalidDataType: another one.

@@ -11,7 +11,7 @@ import numpy as np
 from opgraph.bench.case import Case
 
 
-class Absent(Exception):  # noqa: N818 - an answer, no error
+class Absent(Exception):  # noqa: N818 - an answer, not an error
     """A peer that is not on this machine; the message says why."""
 
 
