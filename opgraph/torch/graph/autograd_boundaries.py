@@ -19,6 +19,8 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
+from opgraph.torch.graph.eager_gradients import records_gradients
+from opgraph.torch.graph.known_faults import with_modes_restored
 from opgraph.torch.graph.parameter_branches import written_arguments
 from opgraph.torch.graph.size_expressions import SYMBOLIC
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of, with_number
@@ -29,7 +31,7 @@ Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
     """A function that does what a graph of Dynamo does; `compile` gets the graph, or its parts in order."""
-    parts = parts_of(graph.graph) if torch.is_grad_enabled() else {}
+    parts = parts_of(graph.graph) if records_gradients(graph.graph) else {}
     if not parts:
         return compile(graph, example_inputs)
     _write_numbers(graph)
@@ -66,7 +68,8 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
             detached |= {node} if place in without_gradients[source] else set()
         dead = [str(n) for n in node.all_input_nodes if node.op != "output" and next(reversed(n.users)) is node]
         lines += [f"del {', '.join(dead)}"] if dead else []
-    return _function(whole.graph, lines, functions)
+    run = _function(whole.graph, lines, functions)
+    return run if torch.is_grad_enabled() else with_modes_restored(run)
 
 
 #: The key in the meta of a part's input that a later part writes to.
@@ -115,7 +118,7 @@ def _write_numbers(graph: GraphModule) -> None:
 def _views_of_no_grad(graph: Graph) -> set[int]:
     """The places of the results of a part that are views made while no gradients were recorded, and not written into
     afterwards."""
-    found, memory, enabled = set[Node](), set[int | None](), True
+    found, memory, enabled = set[Node](), set[int | None](), torch.is_grad_enabled()
     for node in graph.nodes:
         own = memory_of(node)
         if node.target is SET_GRAD_ENABLED:
@@ -212,10 +215,13 @@ class _Calls:
         self._last_write: dict[int, Node] = {}
         #: Such a call -> what it writes into.
         self.writes: dict[Node, list[Node]] = {}
-        enabled = True
+        self._unrecorded: set[Node] = set()
+        enabled = torch.is_grad_enabled()
         for node in self.nodes:
             if node.target is SET_GRAD_ENABLED:
                 enabled = bool(node.args[0])
+            if not enabled:
+                self._unrecorded.add(node)
             if not enabled or isinstance(node.target, HigherOrderOperator):
                 continue
             written = [n for n in written_arguments(node) if _has_gradient(n)]
@@ -230,7 +236,7 @@ class _Calls:
 
     def passes_gradients(self, node: Node) -> bool:
         """Whether gradients may flow through a call; tensors under a transform of torch.func do not tell."""
-        return _has_gradient(node) or node in self.writes or node in self._inside
+        return node in self._inside or (node not in self._unrecorded and (_has_gradient(node) or node in self.writes))
 
     def last_write(self, node: Node) -> Node | None:
         """The last call that wrote into the memory of a value with a gradient."""

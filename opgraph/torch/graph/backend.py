@@ -27,6 +27,7 @@ from opgraph.runtime.providers.torch_internals import (
     has_saved_tensors_hooks,
     is_batched,
     is_forward_mode,
+    without_autocast,
     without_modes,
 )
 from opgraph.torch.graph.aten import is_random, value_of
@@ -36,6 +37,7 @@ from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
 from opgraph.torch.graph.eager_gradients import dependencies, with_gradients_of_eager
 from opgraph.torch.graph.known_faults import (
+    as_written,
     copy_overlapping_results,
     correct_native_dropout,
     draws_numbers,
@@ -62,6 +64,7 @@ from opgraph.torch.graph.torch_internals import (
     keep_saved_tensors,
     run_as_written,
 )
+from opgraph.torch.graph.undefined_gradients import gradients_of_results, is_undefined, without_gradients
 from opgraph.torch.tracing.trace_errors import users_level
 
 _WHERE = 'torch.compile(backend="opgraph")'
@@ -75,7 +78,8 @@ class Captured:
         graph: of torch functions, as Dynamo gave it.
         part: which part; 0 for the first or only one.
         inference: the program of a call without gradients.
-        forward, backward: those of a call with gradients; backward is compiled with forward.
+        forward, backward: those of a call with gradients. The first backward pass compiles its program, and so does a
+            pass in which other results have no gradient; the latest one is here.
         is_hooked: whether saved-tensor hooks were ever in force when `forward` ran.
     """
 
@@ -185,23 +189,26 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
         def part(name: str) -> Callable[..., Any]:
             @no_collector()  # backward is compiled by its first call
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-                def make(sized: GraphModule, **how: Any) -> Program:
+                def make_sized(sized: GraphModule, **how: Any) -> Program:
                     with without_modes():
                         return Program(sized, rounding, phase=name, **how)
 
+                def make(module: GraphModule) -> Program | SizedPrograms:
+                    return SizedPrograms(module, make_sized) if has_symbols(module) else make_sized(module)
+
                 if name == "forward":
                     computed.update(n.name for n in module.graph.nodes if n.op == "call_function")
-                elif name == "backward":
+                    program = captured.forward = make(module)
+                    keep_saved_tensors()  # kernels and library calls write over none
+                    return _noting_hooks(program.run, captured)
+                if name == "backward":
                     mark_recomputed(module.graph, computed)
-                if name == "inference":
-                    share_common_subexpressions(module.graph)
-                    channels_last(module)
-                program = SizedPrograms(module, make) if has_symbols(module) else make(module)
-                setattr(captured, name, program)
-                if name == "inference":
-                    return program.run
-                keep_saved_tensors()  # kernels and library calls write over none
-                return _noting_hooks(program.run, captured) if name == "forward" else _backward_of(program, captured)
+                    keep_saved_tensors()
+                    return _backward_of(module, make, captured)
+                share_common_subexpressions(module.graph)
+                channels_last(module)
+                program = captured.inference = make(module)
+                return program.run
 
             return build
 
@@ -245,7 +252,7 @@ def _unfused(graph: GraphModule) -> Callable[..., Any]:
     """
     if _has_checkpoint_that_draws(graph):
         raise run_as_written("a checkpoint in it draws random numbers")
-    return graph.forward
+    return as_written(graph)
 
 
 def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
@@ -270,13 +277,13 @@ def _has_streams(graph: GraphModule) -> bool:
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What was compiled of a graph of Dynamo, after a call of `on_run`; in forward-mode differentiation, which programs
     lose, and where an argument that it writes into overlaps with another one, the graph runs."""
-    overlaps = overlap_check(graph)
+    overlaps, written = overlap_check(graph), as_written(graph)
 
     def run(*args: Any) -> Any:
         for observer in on_run:
             observer()
         if is_forward_mode() or (overlaps is not None and overlaps(args)):
-            return graph.forward(*args)
+            return written(*args)
         return compiled(*args)
 
     return run
@@ -329,8 +336,10 @@ def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callab
     return forward
 
 
-def _backward_of(program: Program | SizedPrograms, captured: Captured) -> Callable[[list[Any]], Any]:
-    """A backward program that takes whatever autograd has for it.
+def _backward_of(
+    module: GraphModule, make: Callable[[GraphModule], Program | SizedPrograms], captured: Captured
+) -> Callable[[list[Any]], Any]:
+    """A backward graph that takes whatever autograd has for it; undefined gradients have programs of their own.
 
     A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, and in
     `autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address, and under
@@ -338,17 +347,25 @@ def _backward_of(program: Program | SizedPrograms, captured: Captured) -> Callab
     tensor with other strides than it was kept with (contiguous ones, for example): such a tensor is copied into the
     strides that the program was made for. Masks, which eager torch may not keep, may come back as numbers.
     """
-    examples = [value_of(n) for n in program.module.graph.find_nodes(op="placeholder")]
+    examples = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
+    given_gradients = gradients_of_results(module)
+    programs: dict[tuple[int, ...], Program | SizedPrograms] = {}
 
     def backward(args: list[Any]) -> Any:
-        if is_batched() or is_forward_mode():
-            given = args[:]
-            args.clear()
-            return Interpreter(program.module).run(*given)
-        if captured.is_hooked:
-            _undo_hooks(args, examples)
-            _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
-        return program.run(args)
+        with without_autocast():  # as AOTAutograd traced it; the caller may have entered autocast since
+            missing = tuple(place for place in given_gradients if is_undefined(args[place]))
+            program = programs.get(missing)
+            if program is None:
+                program = programs[missing] = make(without_gradients(module, missing) if missing else module)
+                captured.backward = program
+            if is_batched() or is_forward_mode():
+                given = args[:]
+                args.clear()
+                return Interpreter(program.module).run(*given)
+            if captured.is_hooked:
+                _undo_hooks(args, examples)
+                _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
+            return program.run(args)
 
     backward._boxed_call = True  # type: ignore[attr-defined]
     return backward

@@ -22,13 +22,15 @@ from weakref import ref
 
 import torch
 from torch.autograd.graph import get_gradient_edge
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from opgraph.errors import Unimplemented
 from opgraph.ir.pause_gc import no_collector
-from opgraph.runtime.providers.torch_internals import FakeTensor
+from opgraph.runtime.providers.torch_internals import FakeTensor, without_autocast
+from opgraph.torch.graph.known_faults import as_written
 from opgraph.torch.graph.parameter_branches import written_inputs
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compiled_node, on_stand_ins, refuse_second_derivatives
+from opgraph.torch.graph.undefined_gradients import undefined
 
 #: For each result of a graph, and then for each of its inputs as the graph leaves it, the inputs that it depends on, as
 #: bits; None for a result without a gradient and for an input that the graph does not write into.
@@ -37,14 +39,20 @@ Dependencies = Sequence[int | None]
 ALL = -1
 
 
-def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependencies:
-    """What each result of Dynamo's graph depends on; empty for a graph without gradients.
+def records_gradients(graph: Graph) -> bool:
+    """True if autograd records at least a part of a graph: its caller enables gradients, or the graph does."""
+    modes = graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED)
+    return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
+
+
+def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependencies | None:
+    """What each result of Dynamo's graph depends on; None for a graph without gradients.
 
     Args:
         example_inputs: real or fake tensors, and sizes.
     """
-    if not torch.is_grad_enabled():
-        return ()
+    if not records_gradients(graph.graph):
+        return None
     output: Any = graph.graph.output_node()
     made = [n.meta.get("example_value") if isinstance(n, Node) else n for n in output.args[0]]
     same = [ALL] * len(made)
@@ -56,7 +64,7 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
             inputs = [t.detach().requires_grad_(t.requires_grad) if _is_tensor(t) else t for t in fakes]
             # Autograd lets nobody write into a leaf. `forward` alone: a call of a GraphModule prints where it failed.
             given = [t.clone() if wrote else t for t, wrote in zip(inputs, is_written, strict=True)]
-            results = graph.forward(*given)
+            results = as_written(graph)(*given)
     except Exception:  # AOTAutograd raises it again where it is an error of the program's; no gradient is taken away
         return same
     places = {id(t): place for place, t in enumerate(inputs)}
@@ -120,7 +128,7 @@ def with_gradients_of_eager(
     graph: GraphModule,
     call: Callable[..., Any],
     draws: bool,
-    depends: Dependencies,
+    depends: Dependencies | None,
     may_depend_on_inputs: Callable[[], bool],
 ) -> Callable[..., Any]:
     """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on, and whose
@@ -133,7 +141,7 @@ def with_gradients_of_eager(
         depends: what `dependencies` found.
         may_depend_on_inputs: whether gradients may depend on inputs; asked when backward has been compiled.
     """
-    if not depends:
+    if depends is None:
         return call
     backward: _Backward | None = None
     shown = 0  # the place of a result, or of an argument after the results, that shows the node of this graph
@@ -194,19 +202,20 @@ class _Backward:
     ) -> None:
         self._may_depend_on_inputs = may_depend_on_inputs
         self.function = function = node._forward_cls
-        self._graph = graph
+        self._again = as_written(graph)
+        #: The backward of a custom autograd function, which need not be linear, takes real zeros.
+        self._zeros = _zeros if _hides_backward(graph) else undefined
         self._backward: Callable[..., Any] = function.backward
         #: For each output of the node, the inputs that what is read from it depends on.
         self._outputs = _outputs(node, (*results, *args), depends)
         #: For each output of the node, the result that it is.
         found = {r.output_nr: place for place, r in enumerate(results) if getattr(r, "grad_fn", None) is node}
-        floats = [place for place, about in enumerate(node._input_metadata) if about.dtype.is_floating_point]
         self._results = [found.get(place) for place in range(len(node._input_metadata))]
         #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
         self._inputs = [edges.get(edge, -1) for edge in node.next_functions if edge[0] is not None]
         tensors = [i for i, a in enumerate(args) if _is_tensor(a)]
         runs_again = runs_again and all(type(args[i]) in _PLAIN for i in tensors)
-        self._runs_again = runs_again and -1 not in self._inputs and all(place in found for place in floats)
+        self._runs_again = runs_again and -1 not in self._inputs
         #: The arguments that are remembered: all of them, or those that need not be leaves.
         self._followed = list(range(len(args)))
         if not self._runs_again:
@@ -251,9 +260,11 @@ class _Backward:
 
     def _run(self, ctx: Any, *given: Any) -> Any:
         gradients: Any = given[0] if len(given) == 1 and isinstance(given[0], list) else list(given)
+        if torch.is_grad_enabled() and (args := self._arguments(ctx, gradients)) is not None:
+            return self._with_zeros(ctx, self._differentiable(ctx, args, gradients))
         missing = [place for place, gradient in enumerate(gradients) if gradient is None]
         if not missing:
-            return self._gradients(ctx, given, gradients)
+            return self._compiled(ctx, given)
         reached = 0
         for bits, gradient in zip(self._outputs, gradients, strict=True):
             reached |= 0 if gradient is None else bits
@@ -270,26 +281,36 @@ class _Backward:
             return (None,) * len(keep)
         for place in missing:
             about = ctx._input_metadata[place]
-            gradients[place] = torch.zeros(about.shape, dtype=about.dtype, device=about.device)
-        results = self._gradients(ctx, given if gradients is given[0] else gradients, gradients)
-        return tuple(g if k else None for g, k in zip(results, keep, strict=False))
+            gradients[place] = self._zeros(about.shape, about.dtype, about.device)
+        results = self._compiled(ctx, given if gradients is given[0] else gradients)
+        return self._with_zeros(ctx, [g if k else None for g, k in zip(results, keep, strict=False)])
 
-    def _gradients(self, ctx: Any, given: Sequence[Any], gradients: Sequence[Any]) -> Any:
-        """Those of the compiled backward, or of the graph that runs again.
+    def _compiled(self, ctx: Any, given: Sequence[Any]) -> Any:
+        """The gradients of the compiled backward, which raise an error where they are differentiated.
 
         Args:
-            given: the gradients of the results as autograd gave them.
+            given: the gradients of the results, in the form that autograd gave them.
         """
-        args = self._arguments(ctx) if torch.is_grad_enabled() and self._runs_again else None
-        if args is None:
-            results = self._backward(ctx, *given)
-            return self._refusing(ctx, results) if torch.is_grad_enabled() and self._may_depend_on_inputs() else results
-        views = {id(a): a.view_as(a) for a in args if _is_tensor(a) and a.requires_grad}
-        results = self._graph.forward(*(views.get(id(a), a) for a in args))
+        results = self._backward(ctx, *given)
+        return self._refusing(ctx, results) if torch.is_grad_enabled() and self._may_depend_on_inputs() else results
+
+    def _differentiable(self, ctx: Any, args: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the graph, which runs again on these arguments."""
+        wanted = {id(args[place]) for place in self._inputs}
+        views = {id(a): a for a in args}
+        for a in args:
+            if _is_tensor(a) and id(a) in wanted:  # `requires_grad` may have changed since the call
+                views[id(a)] = a.view_as(a) if a.requires_grad else a.detach().requires_grad_()
+            elif _is_tensor(a) and a.requires_grad:
+                views[id(a)] = a.detach()
+        with without_autocast():
+            results = self._again(*(views[id(a)] for a in args))
         pairs = [(results[r], g) for r, g in zip(self._results, gradients, strict=True) if r is not None]
         pairs = [(result, g) for result, g in pairs if g is not None and result.requires_grad]
-        wanted = iter([views[id(args[place])] for place in self._inputs])
-        inputs = [next(wanted) if needed else None for needed in ctx.needs_input_grad]
+        if not pairs:
+            return (None,) * len(ctx.needs_input_grad)
+        places = iter(self._inputs)
+        inputs = [views[id(args[next(places)])] if needed else None for needed in ctx.needs_input_grad]
         found = iter(
             torch.autograd.grad(
                 [result for result, _ in pairs],
@@ -302,19 +323,41 @@ class _Backward:
         return tuple(None if view is None else next(found) for view in inputs)
 
     def _refusing(self, ctx: Any, gradients: Sequence[Any]) -> Any:
-        """Gradients that depend on the inputs in a way that nobody can differentiate."""
-        leaves = (getattr(source, "variable", None) for source, _ in ctx.next_functions)
-        others = (a() for a in ctx.opgraph_arguments.values() if isinstance(a, ref))
-        inputs = {id(t): t for t in (*leaves, *others) if t is not None and t.requires_grad}
+        """Gradients that depend on the inputs, and raise an error where they are differentiated by these.
+
+        An argument that is gone stands for the leaves that it was computed from.
+        """
+        sources = [source for source, _ in ctx.next_functions if source is not None]
+        others = [a() for a in ctx.opgraph_arguments.values() if isinstance(a, ref)]
+        inputs = {id(t): t for t in (*_leaves(sources), *others) if t is not None and t.requires_grad}
         refusing: Any = _Refusing.apply
         return tuple(refusing(g, *inputs.values()) if _is_tensor(g) and g.is_floating_point() else g for g in gradients)
 
-    def _arguments(self, ctx: Any) -> list[Any] | None:
-        """The arguments of a call; None where they are not what they were."""
+    def _arguments(self, ctx: Any, gradients: Sequence[Any]) -> list[Any] | None:
+        """The arguments of a call; None where they are not what they were, or the graph's results do not show which of
+        them has one of these gradients."""
+        if not self._runs_again or any(g is not None and r is None for g, r in zip(gradients, self._results)):
+            return None
         references = list(ctx.opgraph_arguments.values())
         args = [a() if isinstance(a, ref) else a for a in references]
         gone = any(a is None and isinstance(r, ref) for a, r in zip(args, references, strict=True))
         return None if gone or _versions(args) != ctx.opgraph_versions else args
+
+
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _leaves(nodes: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The leaves that tensors with these autograd nodes are computed from."""
+    waiting, seen = list(nodes), set(nodes)
+    while waiting:
+        node = waiting.pop()
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
+        new = {source for source, _ in node.next_functions if source is not None} - seen
+        seen |= new
+        waiting += new
 
 
 def _versions(args: Sequence[Any]) -> int:

@@ -18,6 +18,7 @@ from opgraph.runtime.providers.torch_internals import HigherOrderOperator
 from opgraph.torch.graph.parameter_branches import draws_random_numbers, written_arguments
 from opgraph.torch.graph.torch_internals import (
     MEMORY,
+    SET_GRAD_ENABLED,
     has_constant_rows,
     hint,
     is_random_number,
@@ -37,8 +38,8 @@ _TURNS = frozenset(
 def fault_of_frame(graph: GraphModule) -> str:
     """Why the function that a graph was captured of has to run as it was written, or "".
 
-    - Python code that asks a tensor for its shape, after a call that gave it another one in place, is shown the old
-      one. Guards on symbolic sizes of an input look at it when it has its new shape, and fail.
+    - Python code that reads the shape of a tensor after a call that changed it in place gets the old shape. Guards on
+      symbolic sizes of an input are evaluated when it has its new shape, and fail.
     - Of a nested tensor whose values are a view, the graph has the number of rows of this call, and serves all calls.
     """
     if any(has_constant_rows(n.meta.get("example_value")) for n in graph.graph.find_nodes(op="placeholder")):
@@ -47,26 +48,62 @@ def fault_of_frame(graph: GraphModule) -> str:
             "number of rows for that of all calls. Give it `nested_tensor_from_jagged(values.clone(), offsets)`."
         )
     inputs = {memory_of(n) for n in graph.graph.find_nodes(op="placeholder") if _has_symbols(n)} - {None}
-    seen: set[Node] = set()
     for node in graph.graph.nodes:
-        if not seen.isdisjoint(node.all_input_nodes):
-            return (
-                "changes the shape of a tensor in place, and goes on with it, runs as it was written: torch.compile "
-                "would show it the old shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`."
-            )
         if node.op == "call_method" and node.target in _TURNS and isinstance(node.args[0], Node):
             if memory_of(node.args[0]) in inputs:
                 return (
                     "changes the shape of an argument in place, which has another one at each call, runs as it was "
                     "written: guards of torch.compile would look at the new shape."
                 )
-            seen.add(node.args[0])
+            return (
+                "changes the shape of a tensor in place runs as it was written: torch.compile would show it the old "
+                "shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`."
+            )
     return ""
 
 
 #: Where a -1 ends the class numbers of a row, torch's decomposition adds terms of class 0 for the places behind it. It
 #: is registered so that every backend of torch.compile gets it (torch 2.13).
 _WRONG = frozenset(("multilabel_margin_loss",))
+
+
+def as_written(graph: GraphModule) -> Callable[..., Any]:
+    """A function that runs a graph of Dynamo as it is. An error leaves gradients and autocast on or off as they were.
+
+    The graph has calls that turn them on and off, and no `finally`.
+    """
+    modes = {n.target for n in graph.graph.nodes if n.op == "call_function"}
+    if not any(m is SET_GRAD_ENABLED or getattr(m, "__name__", "") == "_enter_autocast" for m in modes):
+        return graph.forward
+    return with_modes_restored(graph.forward)
+
+
+def with_modes_restored(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which leaves gradients and autocast on or off as they were where it raises an error."""
+
+    def run(*args: Any) -> Any:
+        gradients, nesting = torch.is_grad_enabled(), _autocast_nesting()
+        devices = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
+        try:
+            return call(*args)
+        except BaseException:
+            torch.set_grad_enabled(gradients)
+            for device, enabled, dtype in devices:
+                torch.set_autocast_enabled(device, enabled)
+                torch.set_autocast_dtype(device, dtype)
+            while _autocast_nesting() > nesting:
+                torch.autocast_decrement_nesting()
+            if not nesting:
+                torch.clear_autocast_cache()
+            raise
+
+    return run
+
+
+def _autocast_nesting() -> int:
+    """The number of autocast contexts that are entered."""
+    torch.autocast_increment_nesting()
+    return int(torch.autocast_decrement_nesting())
 
 
 def fault_of_graph(graph: GraphModule) -> str:
@@ -127,24 +164,27 @@ def overlap_check(graph: GraphModule) -> Callable[[Sequence[Any]], bool] | None:
     """Says of the arguments of a call whether one that the graph writes into overlaps with another one; None for a
     graph that writes into no argument.
 
-    A graph is compiled for arguments that do not overlap, and no guard of Dynamo's looks at where they lie. Parameters
-    and buffers of modules are not looked at.
+    A graph is compiled for arguments that do not overlap, and no guard of Dynamo's compares their addresses. Parameters
+    and buffers of modules are compared where the graph writes into them, and all of them where it writes into another
+    argument.
     """
     inputs = graph.graph.find_nodes(op="placeholder")
     values = [n.meta.get("example_value") for n in inputs]
     written = {memory_of(argument) for node in graph.graph.nodes for argument in written_arguments(node)} - {None}
-    free = [
-        (place, memory_of(node) in written)
+    dense = [
+        (place, memory_of(node) in written, parameter_of(node) is None)
         for place, (node, value) in enumerate(zip(inputs, values, strict=True))
-        if isinstance(value, torch.Tensor) and value.layout is torch.strided and parameter_of(node) is None
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
     ]
-    if len(free) < 2 or not any(is_written for _, is_written in free):
+    is_argument_written = any(is_written and is_free for _, is_written, is_free in dense)
+    compared = [(p, is_written) for p, is_written, is_free in dense if is_written or is_free or is_argument_written]
+    if len(compared) < 2 or not any(is_free for *_, is_free in dense) or not any(w for _, w in compared):
         return None
     known: tuple[Any, bool] = ((), False)
 
     def overlaps(args: Sequence[Any]) -> bool:
         nonlocal known
-        given = [args[place] for place, _ in free]
+        given = [args[place] for place, _ in compared]
         if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in given):
             return False
         try:
@@ -152,7 +192,7 @@ def overlap_check(graph: GraphModule) -> Callable[[Sequence[Any]], bool] | None:
         except RuntimeError:  # a batch of torch.func has no address
             return False
         if known[0] != where:
-            known = where, _any_written_overlaps(given, [is_written for _, is_written in free])
+            known = where, _any_written_overlaps(given, [is_written for _, is_written in compared])
         return known[1]
 
     return overlaps
@@ -194,7 +234,7 @@ def _is_expanded(value: object) -> bool:
 _DROPOUTS = frozenset(
     (
         functional.alpha_dropout, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
-        functional.feature_alpha_dropout,
+        functional.feature_alpha_dropout, torch.dropout, torch.ops.aten.dropout, torch.ops.aten.dropout.default,
     )
 )  # fmt: skip
 
@@ -208,7 +248,8 @@ def remove_idle_dropout(graph: GraphModule) -> None:
     moved: dict[int | None, Any] = {}  # the memory of a copy -> the value that holds the argument's memory
     for node in [n for n in graph.graph.nodes if n.target in _DROPOUTS]:
         given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
-        if given.get("training", True) is False or given.get("p", 0.5) == 0:
+        given.setdefault("training", given.get("train", True))  # as the ops name it
+        if given["training"] is False or given.get("p", 0.5) == 0:
             source = given["input"]
             moved[memory_of(node)] = moved.get(memory_of(source), source.meta.get("example_value"))
             node.replace_all_uses_with(source)

@@ -167,7 +167,7 @@ def compiled_node(made: Any) -> Any:
 
 @contextmanager
 def on_stand_ins(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """While this lasts, torch computes with fake tensors, autograd records, and nobody's saved-tensor hooks are called.
+    """While this lasts, torch computes with fake tensors, and nobody's saved-tensor hooks are called.
 
     Ops run in the forms that Dynamo traces. Of some the C++ form reads sizes as numbers (`F.pad`), which would fix
     symbols to the sizes of this call. So would fake tensors made from real ones: they are made from Dynamo's own.
@@ -190,7 +190,7 @@ def on_stand_ins(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator
     known = [n.meta.get("example_value", t) for n, t in zip(places, inputs, strict=True)]
     is_real = [isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor) for t in inputs]
     made = [fakes.from_tensor(fake) if real else t for fake, real, t in zip(known, is_real, inputs, strict=True)]
-    with _faking(fakes), enable_python_dispatcher(), torch.enable_grad():
+    with _faking(fakes), enable_python_dispatcher():
         yield made
 
 

@@ -1,0 +1,77 @@
+"""Backward graphs of passes in which some results have no gradient.
+
+AOTAutograd's backward takes a gradient of each result, and zeros where autograd has none. Zeros take as much time as
+other gradients, and zero times an infinite derivative is NaN: of a model that returns `f(x)` and `sqrt(x)`, a pass that
+starts from `f(x)` alone would have the gradient NaN where x is 0. So such a pass has a graph of its own, without all
+that is computed from these gradients alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from opgraph.torch.graph.aten import value_of
+
+#: The attribute of zeros that stand for a gradient that autograd does not have.
+_MARK = "opgraph_undefined"
+
+
+def undefined(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros for a gradient that autograd does not have."""
+    zeros = torch.zeros(shape, dtype=dtype, device=device)
+    setattr(zeros, _MARK, True)
+    return zeros
+
+
+def is_undefined(value: object) -> bool:
+    """True for what `undefined` returned; a copy of it, in another layout, is a gradient of zeros."""
+    return hasattr(value, _MARK)
+
+
+def gradients_of_results(module: GraphModule) -> list[int]:
+    """The places of the inputs of a backward graph that are gradients of the forward graph's results."""
+    inputs = module.graph.find_nodes(op="placeholder")
+    return [place for place, node in enumerate(inputs) if node.name.startswith("tangents")]
+
+
+def without_gradients(module: GraphModule, missing: Collection[int]) -> GraphModule:
+    """A backward graph in which these inputs are undefined; a gradient that follows from them alone is None.
+
+    A backward graph is linear in the gradients that it takes, so what is computed from undefined ones alone is
+    undefined, too, and a sum is its other part. Other calls of defined and undefined values compute with zeros.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    returned = graph.graph_copy(module.graph, copies)
+    graph.output(returned)
+    inputs = graph.find_nodes(op="placeholder")
+    lost = {inputs[place] for place in missing}
+    defined = {inputs[place] for place in gradients_of_results(module)} - lost
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        given = node.all_input_nodes
+        if not lost.isdisjoint(given):
+            others = [n for n in given if n in defined]
+            if not others:
+                lost.add(node)
+                continue
+            if node.target is torch.ops.aten.add.Tensor and _is_alike(node, others[0]) and not node.kwargs:
+                node.replace_all_uses_with(others[0])
+                continue
+        if not defined.isdisjoint(given):
+            defined.add(node)
+    output = graph.output_node()
+    output.args = (torch.fx.map_arg(output.args[0], lambda n: None if n in lost else n),)
+    graph.eliminate_dead_code()
+    return GraphModule(module, graph)
+
+
+def _is_alike(node: Node, other: Node) -> bool:
+    """True if two values have one shape and dtype."""
+    value, peer = value_of(node), value_of(other)
+    is_tensors = isinstance(value, torch.Tensor) and isinstance(peer, torch.Tensor)
+    return is_tensors and value.dtype == peer.dtype and str(value.shape) == str(peer.shape)  # no guards on symbols
