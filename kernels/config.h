@@ -19,8 +19,8 @@
 #define OG_ONCE inline __attribute__((noinline))
 #endif
 
-// A kernel that takes long is compiled in two halves at once: one calls functions that the other one has
-// (opgraph/runtime/build_library.py).
+// A kernel that takes long to compile is compiled as two halves in parallel: one half calls functions that the other
+// half defines (opgraph/runtime/build_library.py).
 #if defined(OG_CALLS)
 #define OG_SHARED(function, ...) function;
 #elif defined(OG_FUNCTIONS)
@@ -29,7 +29,7 @@
 #define OG_SHARED(function, ...) OG_ONCE function { __VA_ARGS__; }
 #endif
 
-// GCC: no dependence between iterations (an output may be an input, but then element by element).
+// GCC: ivdep asserts that iterations are independent (an output may be an input, but then element by element).
 #if defined(__clang__)
 #define OG_VECTORIZE _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -53,7 +53,7 @@ static_assert(sizeof(i8) == 1 && sizeof(i16) == 2 && sizeof(i32) == 4 && sizeof(
 
 template <int v> struct Number { static constexpr int value = v; };
 
-/// f(0), f(1), ... f(n - 1), each with a constant. By halves: compilers limit how deep templates are nested.
+/// f(0), f(1), ... f(n - 1), each with a constant. By halves, because compilers limit template nesting.
 template <int n, int k = 0, class F> OG_FN void each(F&& f) {
   if constexpr (k + 1 == n) {
     f(Number<k>{});
@@ -63,8 +63,8 @@ template <int n, int k = 0, class F> OG_FN void each(F&& f) {
   }
 }
 struct Index { int value; };
-/// f(0), f(1), ... f(n - 1), of the sums of a loop: each with a constant where these are few; a compiler takes 50 ms for
-/// each column that it adds up by itself, and many are in memory in any case.
+/// f(0), f(1), ... f(n - 1), for the n sums of a loop. The indices are constants only if n is small: a compiler takes
+/// 50 ms for each column that is added up in code of its own, and if there are many, most are in memory in any case.
 template <int n, class F> OG_FN void each_sum(F&& f) {
   if constexpr (n <= 8) {
     each<n>(f);
@@ -72,7 +72,7 @@ template <int n, class F> OG_FN void each_sum(F&& f) {
     for (int k = 0; k < n; ++k) f(Index{k});
   }
 }
-/// `total` of a functor's sum that is known when the kernel runs.
+/// Calls `total` of sum k of a functor, for a k that is not a constant.
 template <class F, class... A> OG_FN void total_of(int k, A... a) {
   if constexpr (F::sums > 0) {
     each<F::sums>([&](auto sum) {
@@ -98,7 +98,7 @@ OG_FN double from_bits(u64 b) { return __builtin_bit_cast(double, b); }
 // ---- exact operations of the machine -------------------------------------------------------------------------------
 
 #if OG_DEVICE
-// The _rn forms cannot be contracted or approximated, whatever the options say.
+// The _rn forms are never contracted or approximated, under any compiler options.
 OG_FN float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 OG_FN double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
 OG_FN float divide(float a, float b) { return __fdiv_rn(a, b); }
@@ -117,7 +117,7 @@ OG_FN double trunc(double x) { return ::trunc(x); }
 #if defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA)
 OG_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-// The product of two floats is exact in double, so only the sum rounds twice. Vectorises, unlike a call to fmaf.
+// The product of two floats is exact in double, so only the sum rounds twice. Unlike a call to fmaf, this vectorises.
 OG_FN float fma(float a, float b, float c) { return (float)((double)a * (double)b + (double)c); }
 #endif
 OG_FN double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

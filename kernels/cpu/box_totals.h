@@ -1,11 +1,11 @@
 #pragma once
 #include "cpu/boxes.h"
 
-// What becomes of the cells of boxes: totals, once all boxes that contribute to one are done; and who does boxes.
+// Distributes boxes to threads, and adds up their cells to totals once all boxes of a total are done.
 
 namespace og {
 
-/// Whether the results of a functor's sums depend on how many elements these add up: means.
+/// True if the results of a functor's sums depend on the number of addends: means.
 template <class F, class = void> struct counts_of {
   static constexpr bool value = false;
 };
@@ -13,7 +13,7 @@ template <class F> struct counts_of<F, ignored<decltype(F::counts)>> {
   static constexpr bool value = F::counts;
 };
 
-// Writes the results of one box (or of all boxes that stand at these places along the axes that the sum keeps).
+// Writes the results of one box, or of all boxes at these places along the axes that the sum keeps.
 template <class F> void deliver(const Boxes& boxes, int k, const i64* chunk, const double* cells) {
   const Sum sum = boxes.sum(k);
   const i64 rank = boxes.space.rank, last = rank - 1;
@@ -65,7 +65,7 @@ template <class F> void deliver(const Boxes& boxes, int k, const i64* chunk, con
 
 // ---- the second stage -------------------------------------------------------------------------------------------------
 
-// The totals of what boxes contributed to, in the order of the boxes, added up in the memory of the first of them.
+// Adds up the cells of boxes with the same results, in the order of the boxes, in the memory of the first.
 template <class F> void totals(const Boxes& boxes, int k) {
   const Sum sum = boxes.sum(k);
   if (sum.left < 0) return;
@@ -128,10 +128,10 @@ template <class Work> OG_FN void in_threads(const Work& work, i64 begin, i64 end
 
 // ---- launching -------------------------------------------------------------------------------------------------------
 
-// layout: that of og::launch; then number of boxes, doubles that each leaves for the second stage, number of operands to
-// spread (of rows: axes of a row), extents of a box, boxes along each axis, and spread operands and sums as og::Spread and
-// og::Sum have them. base has one entry more than there are operands: memory for what the boxes leave, null where
-// `small_work` doubles suffice.
+// layout: that of og::launch; then the number of boxes, the number of doubles that each leaves for the second stage,
+// the number of operands to spread (loops over rows: the number of axes of a row), the extents of a box, the number of
+// boxes along each axis, and the spread operands and sums in the format of og::Spread and og::Sum. base has one entry
+// more than there are operands: memory for the cells that boxes leave, or null if `small_work` doubles suffice.
 template <class F> OG_FN Boxes boxes_at(void* const* base, const i64* layout, i64 spreads, double* small) {
   const i64 rank = layout[0];
   const Space space = {base, rank, layout[1], layout[1 + rank], layout + 2, layout + 2 + rank};
@@ -141,7 +141,7 @@ template <class F> OG_FN Boxes boxes_at(void* const* base, const i64* layout, i6
   return {space, more[0], more[1], spreads, box, counts, spread, spread + 5 * spreads, work};
 }
 
-// Boxes [begin, end) by work(number). All of them mean the second stage too, and begin < 0 means that alone.
+// Boxes [begin, end), by work(number). If these are all, the second stage follows; begin < 0: the second stage alone.
 template <class F, class Work>
 OG_FN void each_box(const Boxes& boxes, i64 begin, i64 end, i64 threads, Parallel parallel, const Work& work) {
   if (begin >= 0) in_threads(work, begin, end, threads, parallel);

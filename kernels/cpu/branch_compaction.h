@@ -3,13 +3,15 @@
 #include "math/lane_memory.h"
 #include "math/shifted_exp.h"
 
-// A choice between two costly values: each element is given to the one that it needs, instead of computing both and keeping
-// one. The elements of a strip are packed by the condition, each side does its own, and results go back to their places. An
-// element meets the operations that it met without packing, so its bits are the same. What is added up along the row is
-// added as it is made, of each strip first by the side where the condition fails: four vectors at a time in float, then in
-// double. (An addend that took a branch of arithmetic has more rounded away already than three sums of floats do.)
+// A choice between two costly values. Each element goes only through the side that it needs; the alternative is to
+// compute both and keep one. The elements of a strip are packed by the condition, each side computes its own elements,
+// and the results return to their places. An element goes through the same operations as without packing, so its bits
+// are the same. Addends along the row are added as soon as they are computed, in each strip first those of the side
+// where the condition is false: four vectors at a time in float, then in double. (The rounding error of an addend with
+// a branch of arithmetic exceeds that of three sums of floats.)
 //
-// opgraph/schedule/cpu_body.py says which choices are worth it, codegen/branch_compaction.py what a functor with two branches has.
+// opgraph/schedule/cpu_body.py selects the choices that are worth it; codegen/branch_compaction.py generates the
+// members of a functor with two branches.
 
 namespace og {
 
@@ -30,14 +32,14 @@ template <class F> struct Branches {
     i64 count;
   };
   Side sides[2];
-  /// What has been added up for the sums whose results are not unpacked.
+  /// The sums so far, for the sums whose results are not unpacked.
   struct Sums {
     alignas(64) double lane[results][packed_width];
   };
   Sums sums = {};
 
-  /// Elements [first, first + n), n <= strip. What one of them adds to the cell of its column goes to s[k * strip].
-  /// Compiled once, wherever it is called from; with a copy of the functor, which nothing that is written overlaps.
+  /// Elements [first, first + n), n <= strip. The addends to the cells of their columns go to s[k * strip]. Compiled
+  /// once for all callers, with a copy of the functor, so that no store aliases it.
   template <class... Addends>
   OG_SHARED(void walk(const F f, i64 first, i64 n, Addends*... s),
     pack(f, first, n);
@@ -63,7 +65,7 @@ template <class F> struct Branches {
       vectors<side>(f, ends);
     }
   }
-  /// With shifts that nobody has: no time is spent on compiling it well.
+  /// For shifts that do not occur in practice: no compile time is spent on optimizing this.
   template <bool side> OG_SLOW void vectors_far(const F& f) {
     any_ends ends;
     vectors<side>(f, ends);
@@ -74,7 +76,7 @@ template <class F> struct Branches {
 
   OG_FN static floats get(const float* p) { return load_lanes(p, lane_count); }
   OG_FN static void put(float* p, floats x) { store_lanes(p, x, lane_count); }
-  /// The lanes of a mask, moved together at the front, then zeros; and back, beside those of `others`.
+  /// front: packs the lanes of a mask at the front, then zeros. back: the inverse; the rest is from `others`.
   OG_FN static floats front(floats x, bools m) { return __builtin_ia32_compresssf512_mask(x.v, (floats16){}, m.m); }
   OG_FN static floats plus(floats sum, floats x, bools m) {
     return __builtin_ia32_addps512_mask(sum.v, x.v, sum.v, m.m, rounding);
@@ -82,7 +84,7 @@ template <class F> struct Branches {
   OG_FN static floats back(floats x, bools m, floats others) {
     return __builtin_ia32_expandsf512_mask(x.v, others.v, m.m);
   }
-  /// Where both sides are. Not their counts, which would be in memory: what is written might overlap them.
+  /// Positions in both sides. Not the counts in `sides`: those are in memory, so stores might alias them.
   struct Places {
     i64 no = 0, yes = 0;
     OG_FN void move_on(bools no_lanes, bools yes_lanes) {
@@ -113,7 +115,7 @@ template <class F> struct Branches {
 
   template <bool side> OG_FN void compute(const F& f) {
     Side& own = sides[side];
-    for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 1.0f);  // no function's end
+    for (int k = 0; k < inputs; ++k) put(own.in[k] + own.count, 1.0f);  // no function has a special case there
     if constexpr (F::has_ends(side)) {
       if (f.near(side)) {
         Sums before;
@@ -193,7 +195,7 @@ template <class F> struct Branches {
       taken[i] = f.condition(x);
     }
     i64 ones = 0;
-    for (i64 i = 0; i < n; ++i) {  // written to both sides: which one moves on is no jump
+    for (i64 i = 0; i < n; ++i) {  // stored to both sides: the choice of a side needs no jump
       each<inputs>([&](auto k) { sides[0].in[k.value][i - ones] = sides[1].in[k.value][ones] = whole[k.value][i]; });
       ones += taken[i];
     }
@@ -220,7 +222,7 @@ template <class F> struct Branches {
       });
     }
   }
-  /// What lanes do on their way.
+  /// Adds addends as `vectors` does with lanes.
   OG_FN void add_all(int k, const float* x, i64 n) {
     for (i64 begin = 0; begin < n; begin += together) {
       const i64 end = n - begin < together ? n : begin + together;

@@ -2,14 +2,14 @@
 #include "config.h"
 #include "math/convert.h"
 
-// Strips of f16 to and from f32 by the machine's own instructions (F16C), in a tenth of the time of the integer code of
-// math/convert.h. Both round to nearest even; a NaN stays one, with other bits.
+// Converts strips of f16 to and from f32 with the machine's instructions (F16C), in a tenth of the time of the integer
+// code in math/convert.h. Both round to nearest even. A NaN stays a NaN, but its bits differ.
 
 namespace og {
 
 enum { strip = 256 };  // elements
 
-/// How many f16 operands of a functor go by strips; see opgraph/codegen/lanes.py.
+/// The number of f16 operands that a functor converts by strips; see opgraph/codegen/lanes.py.
 template <class...> using ignored = void;
 template <class F, class = void> struct halves_of {
   static constexpr int count = 0;

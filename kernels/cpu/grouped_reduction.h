@@ -1,16 +1,18 @@
 #pragma once
 #include "cpu/grouped_strips.h"
 
-// The CPU skeleton of a loop over rows that are groups of lanes (opgraph/schedule/grouped_rows.py): a lane is reduced by
-// itself, as in kernels/cpu/outer_reduction.h, and what the lanes of a group make is joined in their order. A strip of lanes holds whole groups;
-// some strips are walked together, so that memory is read in longer stretches. A box is a piece of some rows, all their lanes.
-// Where it holds whole rows it does all passes; else passes are stages, as in kernels/cpu/split_reduction.h.
+// The CPU skeleton of a loop over rows that are groups of lanes (opgraph/schedule/grouped_rows.py). Each lane is
+// reduced separately, as in kernels/cpu/outer_reduction.h; then the results of the lanes of a group are joined in
+// order. A strip of lanes holds whole groups. Several strips are walked together, so that memory is read in longer
+// stretches. A box is a piece of some rows, with all their lanes. If boxes hold whole rows, a box does all passes;
+// otherwise passes are stages, as in kernels/cpu/split_reduction.h.
 
 namespace og {
 
 enum { line = 16, unrolled_steps = 4 };  // elements of a row for which a lane's sums stay in registers
 
-// Adds s[0], s[apart], ... of `count` neighbours in a row. Four floats are added up first, as in kernels/cpu/row_reductions.h.
+// Adds s[0], s[apart], ...: `count` neighbours in a row. Four floats are added to each other first, as in
+// kernels/cpu/row_reductions.h.
 template <int count, class F, int pass, int k>
 OG_FN void add_unrolled(LaneReductions<F, pass, k, true>&, i64, const typename F::Addend*, int) {}
 template <int count, class F, int pass, int k>
@@ -24,7 +26,7 @@ OG_FN void add_unrolled(LaneReductions<F, pass, k, false>& all, i64 i, const typ
   add_unrolled<count>(all.others, i, s + 1, apart);
 }
 
-// Elements of `count` neighbours in each lane's row, `step` apart.
+// Processes `count` neighbouring elements of each lane's row. They are `step` apart.
 template <class F, int pass, int count>
 OG_FN void several_elements_each(const F& f, i64 n, i64 step, LaneReductions<F, pass>& made, double* const* cell) {
   constexpr int n_reductions = F::reductions(pass), n_sums = pass + 1 == F::passes && F::stores ? F::sums : 0;
@@ -40,11 +42,11 @@ OG_FN void several_elements_each(const F& f, i64 n, i64 step, LaneReductions<F, 
   }
 }
 
-// One pass over what a box has of the rows at a place, which is there again afterwards.
+// One pass over the part of the rows at a place that is in the box. Afterwards the place is the same as before.
 template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Place<F>& place, const double* totals, double* made) {
   const Boxes& boxes = *all.boxes;
   const i64 rank = boxes.space.rank, last = rank - 1, along = rank - 2;
-  i64 step = 0;  // how far all elements of the next element of a row are: then the loop is unrolled
+  i64 step = 0;  // stride along the row if all operands have the same one: then the loop is unrolled
   bool even = !F::runs, first = true;
   for (int k = 0; k < F::operands; ++k) {
     if (!F::moves(k)) continue;
@@ -120,7 +122,7 @@ template <class F> void box_of_groups(const Groups& all, i64 number) {
   } while (place.next(boxes, 0, boxes.space.rank - 1 - all.row_rank));
 }
 
-// A piece of rows, and what follows when all pieces are done. Pieces are joined in their order.
+// A piece of rows; below, the step after all pieces are done, which joins them in order.
 template <class F, int pass> void piece_of_groups(const Groups& all, i64 number) {
   const Boxes& boxes = *all.boxes;
   Place<F> place;
@@ -149,7 +151,7 @@ template <class F, int pass> void end_of_pieces(const Groups& all) {
   }
 }
 
-// As `stages` of kernels/cpu/split_reduction.h says.
+// Stages as in kernels/cpu/split_reduction.h.
 template <class F, int pass = 0> void stages_of_groups(const Groups& all, i64 begin, i64 end, i64 threads, Parallel parallel) {
   if constexpr (pass < F::passes) {
     const i64 count = all.boxes->count, first = pass * count;
@@ -162,8 +164,8 @@ template <class F, int pass = 0> void stages_of_groups(const Groups& all, i64 be
   }
 }
 
-// As og::launch_split, and where boxes hold whole rows as og::each_box says. After the sums follow the lanes of a group, those
-// of a strip, and whether boxes are pieces.
+// The arguments are those of og::launch_split, or of og::each_box if boxes hold whole rows. After the sums, layout
+// holds the number of lanes of a group and of a strip, and 1 if boxes are pieces.
 template <class F>
 OG_FN void launch_grouped(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

@@ -2,7 +2,7 @@
 #include "cpu/split_outer_reduction.h"
 #include "cpu/split_reduction.h"
 
-// Lanes in groups: what the lanes of a group make is joined, and neighbouring strips of lanes are walked together.
+// Groups of lanes: joins the results of a group's lanes, and walks neighbouring strips of lanes together.
 
 namespace og {
 
@@ -10,11 +10,11 @@ struct Groups {
   const Boxes* boxes;
   i64 row_rank, group, width;  // lanes of a row, and of a strip
   i64 rows, each, length;      // places along the outer axes, pieces of each, elements of a row
-  double *totals, *partials;   // of each place: what all passes made; of each piece: what the pass at hand did. For all lanes
+  double *totals, *partials;   // for all lanes: results of all passes, for each place; of this pass, for each piece
   OG_FN i64 lanes() const { return boxes->space.inner; }
 };
 
-// Each lane gets what its group makes.
+// Sets each lane to the result of its group.
 template <How how> OG_FN void join_group(double* total, i64 group, i64 lanes) {
   for (i64 first = 0; first < lanes; first += group) {
     double whole = total[first];
@@ -40,14 +40,14 @@ template <class F> struct Strips {
     const i64 left = all.lanes() - lane(s);
     return left < all.width ? left : all.width;
   }
-  // The next ones; those after the last are none.
+  // Moves to the next strips. Returns false after the last ones.
   OG_FN bool next() {
     begin += count * all.width;
     const i64 left = (all.lanes() - begin + all.width - 1) / all.width;
     count = left < most_sides ? left : (i64)most_sides;
     return count > 0;
   }
-  // Brings a functor to element r of the innermost axis of the row.
+  // Moves the functor of strip s to element r of the innermost axis of the row.
   OG_FN void move(i64 s, i64 r) {
     const Space& space = all.boxes->space;
     i64 offset[F::operands];
@@ -57,7 +57,7 @@ template <class F> struct Strips {
     }
     f[s].move(space.base, offset);
   }
-  // Functors that know what the passes before this one made.
+  // Starts the functors, with the results of the passes before this one.
   template <int pass> OG_FN void start(const double* totals) {
     for (i64 s = 0; s < count; ++s) {
       f[s].group = all.group;

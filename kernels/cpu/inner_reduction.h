@@ -1,19 +1,20 @@
 #pragma once
 #include "cpu/row_column_sums.h"
 
-// The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each, or one. (A kernel
-// is compiled for either: both would take the compiler nearly twice as long.) It is walked once for each reduction that
-// waits for another; what the last pass needs is then known, and results are written. Boxes (kernels/cpu/tiled_sums.h) hold
-// whole rows; any thread may do any box, so the bits never depend on the number of threads.
+// The CPU skeleton of a loop over rows. A row is the last `row_rank` axes: one run, or several runs along the last
+// axis. (A kernel is compiled for one of the two: both would take nearly twice as long to compile.) A row is walked
+// once for each reduction that depends on another one. The last pass has all the values that it needs, and writes the
+// results. Boxes (kernels/cpu/tiled_sums.h) hold whole rows. Any thread may do any box: the bits do not depend on it.
 
 namespace og {
 
 // ---- dividing a row --------------------------------------------------------------------------------------------------
 
-// x / d for many x: two products instead of a quotient, 1.5 ulp off at most (2 below normal numbers). The first takes the exponent of 1 / d, so that
-// neither overflows, or loses bits, unless the quotient does; 0, infinities and NaN come out as of a division.
+// x / d for many x, as two products instead of a quotient: at most 1.5 ulp off (2 below normal numbers). The first
+// factor is the power of 2 in 1 / d, so that no product overflows, or loses bits, unless the quotient does. For 0,
+// infinities and NaN the result is the same as that of a division.
 struct Inverse {
-  float scale, part;  // a power of 2; what is left, 1 to 2 where d is no extreme
+  float scale, part;  // a power of 2; the rest of 1 / d: 1 to 2 unless d is extreme
 };
 OG_FN Inverse inverse_of(float d) {
   const double exact = 1.0 / (double)d;  // 2^-128 to 2^149, 0, infinity or NaN
@@ -71,7 +72,7 @@ OG_FN void one_run(const F f, i64 width, Reductions<F, pass>& reductions, double
   }
 }
 
-// The passes [pass, end) over the row at a place, which is there again afterwards.
+// The passes [pass, end) over the row at a place. Afterwards the place is the same as before.
 template <class F, bool keep, bool several, int pass, int end>
 OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char* memory) {
   if constexpr (pass < end) {
@@ -98,7 +99,7 @@ OG_FN void passes(F& f, const Boxes& boxes, i64 row_rank, Place<F>& place, char*
 
 // ---- boxes of whole rows ---------------------------------------------------------------------------------------------
 
-// Brings f to a row's last pass: all passes before it are done.
+// Moves f to the last pass of a row, after all passes before it.
 template <class F>
 OG_FN void to_last_pass(F& f, const Boxes& boxes, Place<F>& place) {
   f.move(boxes.space.base, place.offset);
@@ -108,7 +109,7 @@ OG_FN void to_last_pass(F& f, const Boxes& boxes, Place<F>& place) {
   f.move(boxes.space.base, place.offset);
 }
 
-// The rows of a box, one run each, whose columns are added up: those with the same cells several at a time.
+// The rows of a box, one run each, whose columns are added up. Rows with the same cells are done several at a time.
 template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& place) {
   const i64 width = boxes.space.inner;
   const int most = width * rows_at_once <= together_elements ? rows_at_once : 1;
@@ -121,13 +122,14 @@ template <class F> OG_FN void rows_together(F& f, const Boxes& boxes, Place<F>& 
   }
 }
 
-// Whether a functor's last pass does nothing but to write.
+// True if a functor's last pass only writes.
 template <class F> constexpr bool only_writes() {
   return has_lanes<F>::value && F::stores && F::sums == 0 && F::passes > 1 && F::reductions(F::passes - 1) == 0;
 }
 
-// Rows whose last passes are interleaved, so many columns each: what all rows have in common, the weights of a norm say, is
-// then read from the second cache once for all of them. That pays where one row of everything fills the first cache.
+// The number of rows whose last passes are interleaved, and of columns of each at a time. Operands that all rows share,
+// such as the weights of a norm, are then read from the L2 cache once for all of them. That pays if one row of all
+// operands fills the L1 cache.
 enum { interleaved_rows = 4, interleaved_columns = 1024, first_cache = 32 * 1024 };
 template <class F> OG_FN int interleaved(const Space& space) {
   const i64 rank = space.rank;
@@ -197,7 +199,7 @@ template <class F, bool keep, bool several> void box_of_rows(const Boxes& boxes,
   Way<F>::settle(f);
 }
 
-// One box, its values kept for later passes where there is room.
+// One box. Its values are kept for later passes if there is room.
 template <class F, bool several> OG_FN void take_box_of_rows(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
   for (i64 d = boxes.space.rank - row_rank; d < boxes.space.rank; ++d) length *= boxes.space.dims[d];
@@ -211,7 +213,7 @@ template <class F, bool several> OG_FN void take_box_of_rows(const Boxes& boxes,
   }
 }
 
-// As og::boxes_at and og::each_box say. several: whether a row is several runs.
+// The arguments are those of og::boxes_at and og::each_box. several: true if a row is several runs.
 template <class F, bool several>
 OG_FN void launch_inner(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

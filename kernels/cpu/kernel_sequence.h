@@ -1,14 +1,14 @@
 #pragma once
 #include "config.h"
 
-// Several kernels of the CPU, called one after the other.
+// Calls several kernels of the CPU, one after the other.
 
 namespace og {
 
 // The program is [most slots of a kernel, kernels...]; a kernel is
 // [entry, layout, pieces, 1 if threads may share them, slots, (place, offset) of each slot...].
-// A slot holds what kernels call an operand: the address at its place among those of the call, and an offset in bytes;
-// with place -1 the offset alone.
+// A slot is an operand's address as a kernel receives it: the address at `place` among those of the call, plus an
+// offset in bytes. With place -1 it is the offset alone.
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel
 typedef void (*Entry)(void* const*, const i64*, i64, i64, i64, Parallel);
 
@@ -27,7 +27,7 @@ OG_FN void launch_sequence(void* const* addresses, const i64* program, i64 count
 
 }  // namespace og
 
-// call: [program, kernels, threads, address of GOMP_parallel or null, addresses...]: one argument is the cheapest call from Python.
+// call: [program, kernels, threads, address of GOMP_parallel or null, addresses...]. One argument: the cheapest call.
 extern "C" void og_sequence(void* const* call) {
   og::launch_sequence(call + 4, (const og::i64*)call[0], (og::i64)call[1], (og::i64)call[2], (og::Parallel)call[3]);
 }

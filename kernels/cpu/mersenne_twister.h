@@ -1,19 +1,19 @@
 #pragma once
 #include "config.h"
 
-// Bernoulli draws from a Mersenne Twister (Matsumoto, Nishimura, Mersenne twister, TOMACS 1998), the generator of torch in
-// host memory: the same numbers, and the same state afterwards. torch computes them one by one; here the 624 words of a
-// state are made, and compared, many at a time.
+// Bernoulli draws from a Mersenne Twister (Matsumoto, Nishimura, Mersenne twister, TOMACS 1998), the generator of torch
+// in host memory. The numbers and the state afterwards are the same as torch's. torch computes the numbers one by one;
+// here the 624 words of a state are computed and compared many at a time.
 
 namespace og {
 
 constexpr i64 TWISTER_WORDS = 624, TWISTER_DISTANCE = 397;
 
-/// What torch.Generator.get_state() gives: torch stores words of 32 bits in 64.
+/// The format of torch.Generator.get_state(). torch stores words of 32 bits in 64.
 struct TwisterState {
   u64 seed;
-  int left, seeded;  // words that are left, and one
-  u64 next;          // the place of the first one of them
+  int left, seeded;  // number of words left, plus one
+  u64 next;          // index of the first of them
   u64 words[TWISTER_WORDS];
 };
 
@@ -39,12 +39,12 @@ OG_FN void twist(u32* words) {
   words[TWISTER_WORDS - 1] = twisted(words[TWISTER_WORDS - 1], words[0], words[TWISTER_DISTANCE - 1]);
 }
 
-/// Draws `count` values, 1 where 53 random bits are below `limit`. Two words make a number, the first one its high bits.
+/// Draws `count` values: 1 if 53 random bits are below `limit`. Two words make a number; the first has its high bits.
 OG_FN void draw_bernoulli(TwisterState* state, unsigned char* out, i64 count, u64 limit) {
   u32 words[TWISTER_WORDS], drawn[TWISTER_WORDS + 1];
   for (i64 i = 0; i < TWISTER_WORDS; ++i) words[i] = (u32)state->words[i];
   i64 at = state->left > 1 ? (i64)state->next : TWISTER_WORDS;
-  i64 carried = 0;  // words of the state before, drawn and not used: 0 or 1
+  i64 carried = 0;  // words of the previous state that were drawn but not used: 0 or 1
   for (i64 done = 0; done < count;) {
     if (at == TWISTER_WORDS) {
       twist(words);

@@ -2,10 +2,11 @@
 #include "cpu/row_reductions.h"
 #include "cpu/transpose.h"
 
-// The CPU skeleton of a loop over rows that lie side by side (schedule/interleaved_rows.py): lane i of a vector is row i of
-// `side` neighbours. The axes are those outside, those of a row, and last that of the lanes. An operand whose lanes lie far
-// apart while elements of a row lie together is transposed: a tile of it is copied so that lanes are neighbours, and back.
-// Each row is reduced in the order of its elements, so the bits do not depend on its neighbours.
+// The CPU skeleton of a loop over rows that lie side by side (schedule/interleaved_rows.py): lane i of a vector is row
+// i of `side` neighbours. The axes are the outer axes, then those of a row, and last the axis of the lanes. If the
+// lanes of an operand are far apart in memory while the elements of a row are adjacent, the operand is transposed: it
+// is copied into a tile where lanes are neighbours, or back from one. Each row is reduced in the order of its elements,
+// so the bits do not depend on its neighbours.
 
 namespace og {
 
@@ -75,7 +76,7 @@ template <class F, int pass, int k> struct LaneReductions<F, pass, k, true> {
 
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 
-// Copies operands of `bytes` each: lanes by elements of the caller's memory into a tile, or back.
+// Copies an operand with elements of `bytes` bytes from the caller's memory, lanes by elements, into a tile, or back.
 OG_FN void load_transposed(void* tile, const void* memory, int bytes, i64 lane, i64 along, i64 lanes_, i64 length) {
   if (bytes == 1) transpose((u8*)tile, side, 1, (const u8*)memory, lane, along, lanes_, length);
   if (bytes == 2) transpose((u16*)tile, side, 1, (const u16*)memory, lane, along, lanes_, length);
@@ -91,7 +92,7 @@ OG_FN void store_transposed(const void* tile, void* memory, int bytes, i64 lane,
 
 // ---- up to `side` rows -----------------------------------------------------------------------------------------------
 
-// The walk of rows of which one element each is at hand: where operands lie, transposed ones in tiles, and their strides.
+// The walk over rows, one element of each at a time: addresses of operands (of transposed ones, tiles), and strides.
 template <class F> struct LaneRows {
   const Boxes* boxes;
   i64 row_rank, length, lanes_;
@@ -224,7 +225,7 @@ template <class F, bool keep> void box_outer(const Boxes& boxes, i64 row_rank, i
   } while (place.next(boxes, 0, first));
 }
 
-// One box, its values kept for later passes where there is room.
+// One box. Its values are kept for later passes if there is room.
 template <class F> OG_FN void take_box_outer(const Boxes& boxes, i64 row_rank, i64 number) {
   i64 length = 1;
   for (i64 d = boxes.space.rank - 1 - row_rank; d < boxes.space.rank - 1; ++d) length *= boxes.space.dims[d];
@@ -238,7 +239,7 @@ template <class F> OG_FN void take_box_outer(const Boxes& boxes, i64 row_rank, i
   }
 }
 
-// As og::boxes_at and og::each_box say.
+// The arguments are those of og::boxes_at and og::each_box.
 template <class F>
 OG_FN void launch_outer(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

@@ -1,18 +1,18 @@
 #pragma once
 #include "cpu/row_registers.h"
 
-// The CPU skeleton of a loop over rows of which all elements are in a few vectors (opgraph/schedule/cpu.py): nothing is done
-// for a row but its passes. Without lanes, the rows are walked as kernels/cpu/inner_reduction.h does, which gives the same bits.
+// The CPU skeleton of a loop over rows that fit in a few vectors (opgraph/schedule/cpu.py): a row costs nothing but its
+// passes. Without lanes, the rows are walked as in kernels/cpu/inner_reduction.h, which gives the same bits.
 
 namespace og {
 
-// Whether a functor's rows are done at once: nothing but elements is written by the last pass, or sums of columns are added up.
+// True if a functor's rows are done at once: the last pass writes only elements, or adds up sums of columns.
 template <class F> constexpr bool goes_at_once() {
   return has_lanes<F>::value && (F::sums == 0 || (adds_columns_alone<F>() && F::stores && F::reductions(F::passes - 1) == 0));
 }
 
 #if OG_LANES
-// What columns of several rows add up to, before it goes to their cells: as kernels/cpu/row_column_sums.h has it.
+// The sums of the columns of several rows, before they are added to their cells; as in kernels/cpu/row_column_sums.h.
 template <class F, int vectors> struct Columns {
   Vector<double> sum[F::sums + 1][2 * vectors];
   OG_FN void start() {
@@ -68,14 +68,14 @@ template <class F, int vectors> void box_at_once(const Boxes& boxes, i64 number)
   place.start(boxes, number);
   double* const left = boxes.work + number * boxes.leaves;
   double* cell[m + 1];
-  bool moves = false;  // whether each row has cells of its own
+  bool moves = false;  // true if each row has cells of its own
   for (int k = 0; k < m; ++k) {
     place.start_cells(boxes.sum(k), k, left + boxes.sum(k).left);
     moves |= boxes.sum(k).strides[rank - 2] != 0;
     cell[k] = place.cell[k];
   }
   alignas(64) char memory[F::kept_bytes * lane_count * vectors + 1];
-  // Copies that no store to an operand may be one to.
+  // Copies, which no store to an operand can alias.
   void* base[n];
   i64 offset[n], step[n];
   each<n>([&](auto k) OG_LAMBDA {
@@ -118,7 +118,7 @@ template <class F, int vectors> void box_at_once(const Boxes& boxes, i64 number)
 }
 #endif
 
-// Rows of at most 16 `vectors` elements, at least two. As og::boxes_at and og::each_box say.
+// Rows of at most 16 * vectors elements, at least two. The arguments are those of og::boxes_at and og::each_box.
 template <class F, int vectors>
 OG_FN void launch_persistent(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
 #if OG_LANES

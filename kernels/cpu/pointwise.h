@@ -9,8 +9,8 @@ namespace og {
 
 enum { max_rank = 64 };
 
-// A transposed operand has its neighbours in the next row. Of such operands, tiles are walked instead of rows: what a row
-// reads with its neighbours is still in the first cache (128 lines of 64 bytes) when the next row comes to it.
+// The next element of a transposed operand is in the next row. Loops with such operands walk tiles instead of rows:
+// lines that one row fetched are still in the L1 cache (128 lines of 64 bytes) when the next row reads them.
 enum { tile_rows = 16, tile_columns = 128 };
 OG_FN bool is_turned(const Space& space, int k) {
   const i64* step = space.strides + (k + 1) * space.rank - 2;
@@ -18,8 +18,9 @@ OG_FN bool is_turned(const Space& space, int k) {
   return down != 0 && down < along;
 }
 
-// Where columns lie a power of two apart, though, no cache has room for a tile's lines, and each is fetched once a row. What is
-// only read is therefore copied, block by block, with its rows and columns exchanged. See opgraph/codegen/emit.py.
+// If columns are a power of two apart, however, no cache has room for the lines of a tile, and each is fetched once per
+// row. Operands that are only read are therefore copied, block by block, with rows and columns exchanged. See
+// opgraph/codegen/emit.py.
 enum { block_rows = 64, block_bytes = 128 * 1024 };
 template <class F, class = void> struct Blocks {
   static constexpr i64 width = 0;
@@ -46,7 +47,7 @@ template <class F> struct Blocks<F, ignored<decltype(F::strided_bytes(0))>> {
       block += F::strided_bytes(k) * width * block_rows;
     }
   }
-  /// Copies `count` columns from `first` on; own: where the operands lie then.
+  /// Copies `count` columns from `first` on. own: the offsets of the operands after that.
   OG_FN void copy(const Space& space, const i64* offset, i64 first, i64 count, i64 rows, i64* own) {
     each<n>([&](auto number) {
       constexpr int k = number.value, bytes = F::strided_bytes(k);
@@ -112,7 +113,7 @@ template <class F> void range(const Space& space, i64 begin, i64 end) {
     if (rows > 1) last = inner < columns ? inner : columns;
     const i64* here = offset;
     i64 moved[n], tile_row = 0;
-    for (;;) {  // one place for all walks: what is called here is most of what has to be compiled
+    for (;;) {  // one call for all walks: most of the compile time goes into the functions called here
       void* const* base = space.base;
       i64 left = first, right = last;
       if constexpr (may_copy) {
@@ -163,7 +164,7 @@ template <class F> void range(const Space& space, i64 begin, i64 end) {
   Way<F>::settle(f);
 }
 
-// Threads take chunks off a counter. Which thread computes an element never changes its bits.
+// Threads take chunks from a shared counter. An element has the same bits, whichever thread computes it.
 struct Team {
   const Space* space;
   i64 next, chunk;
@@ -183,14 +184,14 @@ typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 
 template <class F> void run(const Space& space, i64 threads, Parallel parallel) {
   if (threads < 2 || parallel == nullptr) return range<F>(space, 0, space.size);
-  const i64 pieces = threads * 4;  // a few for each, so that a thread that starts late is not waited for
+  const i64 pieces = threads * 4;  // a few per thread, so that a thread that starts late delays no others
   const i64 grain = 512;            // chunks of whole vectors
   Team team = {&space, 0, ((space.size + pieces - 1) / pieces + grain - 1) / grain * grain};
   parallel(work<F>, &team, (unsigned)threads, 0);
 }
 
 // layout: [rank, size, extents..., strides of operand 0..., ...]. `parallel` is GOMP_parallel, or null.
-// begin and end: the elements to do; 0 and size, unless the caller brings its own threads.
+// begin and end: the elements to compute; 0 and size, unless the caller has its own threads.
 template <class F>
 OG_FN void launch(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   const i64 rank = layout[0];

@@ -1,21 +1,21 @@
 #pragma once
 #include "cpu/row_lanes.h"
 
-// The last pass of several rows at a time, where each column has sums: their cells, doubles that the first cache has no room
-// for, are touched once for all of these rows, as sum_columns.h has it.
+// The last pass of several rows at a time, if each column has sums. The cells of these sums are doubles that do not fit
+// in the L1 cache; they are accessed once for all of these rows, as in sum_columns.h.
 
 namespace og {
 
-// Elements in all of them at most: the second cache has them still.
+// Most elements of all these rows together, so that they are still in the L2 cache.
 enum { together_elements = 128 * 1024 };
 
-// Whether a functor's last pass does nothing but to write and to add up columns in floats.
+// True if a functor's last pass only writes and adds up columns, in floats.
 template <class F> constexpr bool adds_columns() {
   return adds_columns_alone<F>() && F::stores && F::kept_bytes == 0 && F::reductions(F::passes - 1) == 0;
 }
 
 #if OG_LANES
-// What rows add to n columns from `first` on.
+// Adds the addends of some rows to n columns from `first` on.
 template <class F, bool whole>
 OG_FN void add_rows(const F* rows, int count, i64 first, i64 n, ColumnSums<F::sums>& sums) {
   for (int r = 0; r < count; ++r) {

@@ -1,8 +1,8 @@
 #pragma once
 #include "cpu/row_reductions.h"
 
-// Elements of rows, one at a time or 16 (kernels/math/lanes.h): what a functor's `element` reads and writes, and the blocks that
-// its passes go in. Both forms add up the same lanes in the same order, so the bits are the same.
+// Elements of rows, one or 16 at a time (kernels/math/lanes.h): the loads and stores of a functor's `element`, and the
+// blocks of its passes. Both forms add up the same lanes in the same order, so the bits are the same.
 
 namespace og {
 
@@ -33,16 +33,16 @@ template <class S> OG_FN void store_results(Results out, S* p, bools x, i64 n) {
 OG_FN void store_elements(b8* p, i64 step, bools x, i64 n) { scatter_lanes(p, step, x, n); }
 #endif
 
-// Asks for the line of the cache at an address, which need not be anybody's: into the second cache, to be read or written.
+// Prefetches the cache line at an address into the L2 cache, for a read or a write. The address need not be valid.
 OG_FN void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 OG_FN void fetch_to_write(const void* p) { __builtin_prefetch(p, 1, 2); }
 
-// Bytes of rows that the last cache may have from one call to the next: what is there comes in time without being asked for.
+// Most bytes of rows that may stay in the last-level cache between calls. They arrive in time without a prefetch.
 enum { near_bytes = 12 * 1024 * 1024 };
 
 // ---- rows whose elements are near the largest one --------------------------------------------------------------------
 
-// e^x for -nearest <= x <= 0: there are no ends to look after, and 2^n is applied by an addition to the exponent.
+// e^x for -nearest <= x <= 0: there are no special cases, and 2^n is applied by an addition to the exponent.
 template <bool near, class T> OG_FN T exp_of_row(T x) { return exp(x); }
 #if OG_LANES
 template <> OG_FN floats exp_of_row<true, floats>(floats x) {
@@ -62,7 +62,7 @@ template <class F, int pass, class Work> OG_FN void by_nearness(const F& f, cons
 
 // ---- blocks of a pass ------------------------------------------------------------------------------------------------
 
-// What the elements of a pass add, in strips: those of reductions, then those of sums; from element `first` on.
+// Stores the addends of a pass in strips: those of reductions, then those of sums, of n elements from `first` on.
 template <class F, int pass, bool keep, int apart>
 OG_FN void addends(const F& f, i64 first, i64 n, typename F::Addend* x) {
 #if OG_LANES
@@ -80,11 +80,11 @@ OG_FN void addends(const F& f, i64 first, i64 n, typename F::Addend* x) {
   for (i64 i = 0; i < n; ++i) f.template element<pass, keep, apart>(first + i, x + i);
 }
 
-// Rows of more elements than these are written from the end, where the pass before has just been: the first cache has that
-// alone. Shorter ones are written as memory is fetched ahead, forwards.
+// Rows of more elements than these are written backwards from the end, where the previous pass finished: only that part
+// is in the L1 cache. Shorter rows are written forwards, in the direction of the prefetch.
 enum { near_elements = 8 * 1024 };
 
-// Elements of a pass that only writes, [begin, end) of those whose whole vectors begin at `head`.
+// Elements [begin, end) of a pass that only writes. Whole vectors begin at `head`.
 template <class F, int pass, bool keep> OG_FN void write_some(const F& f, i64 head, i64 begin, i64 end, bool back) {
 #if OG_LANES
   if constexpr (has_lanes<F>::value) {
@@ -105,7 +105,7 @@ template <class F, int pass, bool keep> OG_FN void write_some(const F& f, i64 he
   for (i64 i = begin; i < end; ++i) f.template element<pass, keep, 0>(i, (typename F::Addend*)nullptr);
 }
 
-// The element of a run from which on whole vectors of a result are whole lines of the cache.
+// The first element of a run at which the vectors of a result become whole cache lines.
 template <class F> OG_FN i64 first_whole(const F& f, i64 width) {
 #if OG_LANES
   if constexpr (has_lanes<F>::value) return width < block ? 0 : f.apart_from_line();
@@ -114,7 +114,7 @@ template <class F> OG_FN i64 first_whole(const F& f, i64 width) {
 }
 
 #if OG_LANES
-// The same, 16 at a time. ahead: memory that is wanted soon is asked for.
+// Elements [0, width) of a pass that reduces, 16 at a time. ahead: true if memory is prefetched.
 template <class F, int pass, bool keep, bool ahead, bool near>
 OG_FN void reduce_lanes(const F& f, i64 width, Reductions<F, pass>& reductions) {
   constexpr int count = F::reductions(pass);
@@ -131,7 +131,7 @@ OG_FN void reduce_lanes(const F& f, i64 width, Reductions<F, pass>& reductions) 
   }
   if (first == width) return;
   floats x[block / lane_count][count];
-#pragma GCC unroll 1  // one text of an element instead of four: up to a sixth of what a kernel takes to compile
+#pragma GCC unroll 1  // one copy of the element's code instead of four: up to a sixth of a kernel's compile time
   for (i64 j = 0; j < block / lane_count; ++j) {
     const i64 left = width - first - j * lane_count, n = left < 0 ? 0 : left < lane_count ? left : lane_count;
     if (n > 0) f.template element<pass, keep, 1, floats, near>(first + j * lane_count, x[j], n);

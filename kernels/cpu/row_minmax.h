@@ -1,11 +1,11 @@
 #pragma once
 #include "cpu/tiled_sums.h"
 
-// The largest and the smallest element of a row, exactly, and NaN if one is.
+// The largest and the smallest element of a row, exactly; NaN if any element is NaN.
 
 namespace og {
 
-// What is not smaller: NaN is taken, and nothing is taken instead of it.
+// The more extreme of two elements. A NaN replaces any number, and no number replaces a NaN.
 template <class T, int sign> struct Extreme {
   static constexpr int per = per_vector<T>, count = 4;
   Vector<T> lane[count];
@@ -29,7 +29,7 @@ template <class T, int sign> struct Extreme {
   static OG_FN double result(Partial x) { return x.value; }
 };
 #if OG_LANES
-// Of 16 floats the larger ones by one instruction, which does not take a NaN: whether there was one is kept apart.
+// For 16 floats, one instruction chooses the more extreme ones. It drops NaN, so `none` records whether there was one.
 template <int sign> struct Extreme<float, sign> {
   floats lane[4];
   bools none;
@@ -53,7 +53,7 @@ template <int sign> struct Extreme<float, sign> {
   OG_FN void add(const float* x) {
     add_lanes(load_lanes(x, 16), load_lanes(x + 16, 16), load_lanes(x + 32, 16), load_lanes(x + 48, 16));
   }
-  // As `folded`, but no lane is NaN, and nothing is compared by branches.
+  // Like `folded`, but no lane is NaN, and no comparison is a branch.
   static OG_FN float first_of_all(floats a, floats b, floats c, floats d) {
     return first_of(beyond(beyond(a, c), beyond(b, d)));
   }
@@ -75,8 +75,8 @@ template <int sign> struct Extreme<float, sign> {
 #endif
 template <class T> struct Reduction<How::largest, T> : Extreme<T, 1> {};
 
-// The largest element, and whether all others are so near that e^(x - largest) is a normal number. A double of a float has
-// bits to spare: the last one says so.
+// The largest element, and a flag that all others are so near that e^(x - largest) is a normal number. A double that
+// holds a float has bits to spare: the last bit is the flag.
 enum { nearest = 87 };
 OG_FN bool all_near(double total) { return bits(total) & 1; }
 template <class T> struct Reduction<How::peak, T> : Extreme<T, 1> {};

@@ -1,8 +1,9 @@
 #pragma once
 #include "cpu/row_minmax.h"
 
-// What a pass makes of a row: sums and products of floats in doubles, of doubles with what each addition rounded off; the
-// largest and the smallest element. Addends come in blocks, the last one filled up with what changes nothing.
+// The reductions of a pass over a row: sums and products, in doubles; for sums of doubles also the rounding errors of
+// the additions; the largest and the smallest element. Addends come in blocks, the last one padded with neutral
+// elements.
 
 namespace og {
 
@@ -21,7 +22,7 @@ struct Wide {
 template <> struct Reduction<How::add, float> : Wide {
   static OG_FN float nothing() { return 0; }
   OG_FN void start() { Wide::start(0); }
-  // Four elements are added up as floats: half as much to widen as of two, and half as far from the truth as floats all along.
+  // Four elements are added as floats: half as many conversions as with two, half the error of floats throughout.
   template <int k> OG_FN void add_pair(Vector<float> pair) {
     lane[2 * k] += widened<per>(Half<2 * per>::lower(pair));
     lane[2 * k + 1] += widened<per>(Half<2 * per>::upper(pair));
@@ -109,7 +110,7 @@ template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> st
     own.start();
     others.start();
   }
-  // Addends of a block, those of the next reduction `apart` further on.
+  // Adds the addends of a block. Those of the next reduction are `apart` further on.
   OG_FN void add(const typename F::Addend* x, int apart) {
     own.add(x);
     others.add(x + apart, apart);
@@ -119,12 +120,12 @@ template <class F, int pass, int k = 0, bool none = k == F::reductions(pass)> st
     others.fill(x + apart, n, apart);
   }
 #if OG_LANES
-  // The same of four times 16 elements, each with those of the next reduction behind it.
+  // The same for four times 16 elements. The addends of the next reduction follow each.
   OG_FN void add_lanes(const floats* a, const floats* b, const floats* c, const floats* d) {
     own.add_lanes(*a, *b, *c, *d);
     others.add_lanes(a + 1, b + 1, c + 1, d + 1);
   }
-  // `first`: those of the block.
+  // first: the first 16 addends of the block.
   OG_FN void fill_lanes(floats* x, i64 n, const floats* first) {
     floats filler = own.nothing();
     if constexpr (F::how(pass, k) == How::peak) filler = first->v[0];

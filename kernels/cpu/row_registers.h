@@ -1,9 +1,9 @@
 #pragma once
 #include "cpu/inner_reduction.h"
 
-// A row that is a few vectors of 16 floats: its elements, and what reductions make of all of them at once, without lanes that
-// a next block would be added to. The bits are those of blocks (kernels/cpu/row_reductions.h): what is left out there is an
-// addition of 0, or a comparison with what is never chosen.
+// A row in a few vectors of 16 floats: its elements, and reductions of all of them at once, without lanes that
+// accumulate several blocks. The bits are those of blocks (kernels/cpu/row_reductions.h): the operations left out here
+// add 0 there, or compare with a value that is never chosen.
 
 namespace og {
 
@@ -11,7 +11,7 @@ namespace og {
 
 // ---- elements of the last vector, which the row need not fill --------------------------------------------------------
 
-// So many lanes, told by a mask that is made once: how many are left would be compared with 16 for every operand.
+// A number of lanes, as a mask that is computed once. A count would be compared with 16 for every operand.
 struct Some {
   u16 mask;
 };
@@ -53,7 +53,7 @@ template <class S, class V> OG_FN void store_elements(S* p, i64 step, V x, Some 
 
 // ---- reductions of x[0], ... x[vectors - 1] --------------------------------------------------------------------------
 
-// Of each four vectors the first and the third, the second and the fourth, then both are added up as floats.
+// Of each four vectors, the first and the third, then the second and the fourth, then both sums are added up as floats.
 template <int vectors> OG_FN double sum_at_once(const floats* x) {
   Vector<double> lane[2];
   each<(vectors + 3) / 4>([&](auto block) OG_LAMBDA {
@@ -70,7 +70,7 @@ template <int vectors> OG_FN double sum_at_once(const floats* x) {
   return folded_all<double, 2>(lane, [](auto a, auto b) { return a + b; }) + 0.0;  // never -0
 }
 
-// The first and the third, the second and the fourth are multiplied first.
+// Of each four vectors, the first and the third, and the second and the fourth are multiplied first.
 template <int vectors> OG_FN double product_at_once(const floats* x) {
   Vector<double> lane[4];
   each<(vectors + 3) / 4>([&](auto block) OG_LAMBDA {

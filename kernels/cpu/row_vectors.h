@@ -1,12 +1,12 @@
 #pragma once
 #include "cpu/boxes.h"
 
-// Vectors by name, as wide as the machine has them, for what a pass makes of a row: as arrays they would wait in memory, one
-// block for the other.
+// Vectors of the machine's width, as single variables, for the reductions of a row. Arrays would be stored to memory
+// between blocks.
 
 namespace og {
 
-// As wide as the machine has them: GCC 12 takes wider ones apart element by element.
+// The machine's width: GCC 12 splits wider vectors into single elements.
 #if defined(__AVX512F__)
 enum { vector_bytes = 64 };
 #elif defined(__AVX__)
@@ -42,7 +42,7 @@ template <> struct Half<16> {
 
 template <int n> OG_FN auto widened(Vector<float, n> x) {
 #if defined(__AVX512F__)
-  // __builtin_convertvector takes two halves and puts them together (GCC 12).
+  // __builtin_convertvector converts two halves and joins them (GCC 12).
   if constexpr (n == 8) return (Vector<double, 8>)__builtin_ia32_cvtps2pd512_mask(x, Vector<double, 8>{}, (u8)-1, 4);
 #endif
   if constexpr (n != 8 || vector_bytes < 64) return __builtin_convertvector(x, Vector<double, n>);
@@ -58,7 +58,7 @@ template <class T, int n, class Join> OG_FN T folded(Vector<T, n> v, const Join&
     return folded<T, n / 2>(join(Half<n>::lower(v), Half<n>::upper(v)), join);
   }
 }
-// The same of `count` vectors.
+// The same for `count` vectors.
 template <class T, int count, class Join> OG_FN T folded_all(Vector<T>* v, const Join& join) {
   if constexpr (count == 1) {
     return folded<T, per_vector<T>>(v[0], join);
@@ -70,12 +70,12 @@ template <class T, int count, class Join> OG_FN T folded_all(Vector<T>* v, const
 
 // ---- one reduction of one row ----------------------------------------------------------------------------------------
 
-enum { block = 64, keep_bytes = 256 * 1024 };  // elements that are reduced at a time; what is kept for a later pass
+enum { block = 64, keep_bytes = 256 * 1024 };  // elements reduced at a time; bytes kept for a later pass
 
-// peak: the largest, and whether all others are near.
+// peak: the largest, and a flag that all others are near.
 enum class How { add, multiply, largest, smallest, peak };
 
-// What a piece of a row makes; of a sum of doubles, with what additions rounded off.
+// The partial result of a piece of a row; for a sum of doubles, with the rounding errors of the additions.
 struct Partial {
   double value, rest;
 };

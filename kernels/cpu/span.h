@@ -5,11 +5,11 @@
 #include "math/scalar.h"
 #include "cpu/strip_mining.h"
 
-// Elements of one row on the CPU, in the way that a functor goes: by branches, by strips, 16 at a time, or one by one.
+// Elements of one row on the CPU, in the form that a functor has: by branches, by strips, 16 at a time, or one by one.
 
 namespace og {
 
-// What one call works on. `layout` holds rank, then the extents, then the strides (in elements) of each operand.
+// The data of one call. `layout` holds rank, then the extents, then the strides (in elements) of each operand.
 struct Space {
   void* const* base;
   i64 rank, size, inner;
@@ -17,7 +17,7 @@ struct Space {
   const i64* strides;
 };
 
-/// Whether a functor does 16 elements at a time by itself; see opgraph/codegen/lanes.py.
+/// True if a functor does 16 elements at a time; see opgraph/codegen/lanes.py.
 template <class F, class = void> struct has_lanes {
   static constexpr bool value = false;
 };
@@ -25,7 +25,7 @@ template <class F> struct has_lanes<F, ignored<decltype(F::by_lanes)>> {
   static constexpr bool value = F::by_lanes;
 };
 
-/// Tells a functor how the results of a call reach memory; `settle`, after the last one: before anybody reads them.
+/// Chooses how a functor stores the results of a call. `settle` comes after the last store, before any read.
 template <class F, class = void> struct Way {
   static OG_FN void choose(F&, const Space&) {}
   static OG_FN void settle(const F&) {}
@@ -33,7 +33,7 @@ template <class F, class = void> struct Way {
 #if OG_LANES && OG_OWNS_LINES
 template <class F> struct Way<F, ignored<decltype(F::result_bytes)>> {
   static OG_FN void choose(F& f, const Space& space) {
-    bool in_place = false;  // those lines have been fetched
+    bool in_place = false;  // their lines have been fetched then
     for (int k = F::loads; k < F::operands; ++k)
       for (int j = 0; j < F::loads; ++j) in_place |= space.base[k] == space.base[j];
     f.out.are_large = !in_place && space.size * F::result_bytes >= past_caches_bytes;
@@ -52,7 +52,7 @@ template <class F> OG_FN void span(const F f, i64 begin, i64 end) {
     for (; begin < end; begin += F::strip_length) f.strips(begin, end - begin < F::strip_length ? end - begin : F::strip_length);
 #if OG_LANES
   } else if constexpr (has_lanes<F>::value) {
-    // What lies before the first whole line, and behind the last.
+    // The elements before the first whole cache line, and after the last one.
     i64 some = end - begin < 2 * lane_count ? 0 : f.apart_from_line(begin);
     for (;;) {
       if (some != 0) f.lanes(begin, some);

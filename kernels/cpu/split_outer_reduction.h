@@ -1,8 +1,8 @@
 #pragma once
 #include "cpu/outer_reduction.h"
 
-// The CPU skeleton of a loop over few long rows that lie side by side, each reduced once (schedule/split_columns.py): a box is a
-// piece of some neighbouring rows. What the pieces make is joined in their order, so the bits depend on sizes alone.
+// The CPU skeleton of a loop over few long rows that lie side by side, each reduced once (schedule/split_columns.py): a
+// box is a piece of some neighbouring rows. Their results are joined in order, so the bits depend on sizes alone.
 
 namespace og {
 
@@ -12,7 +12,7 @@ template <How how> OG_FN double joined(double a, double b) {
   return Extreme<double, how == How::smallest ? -1 : 1>::chosen(a, b);
 }
 
-// Rows of a box: `side` of them at a time, and so many times, so that memory is walked in longer stretches.
+// The rows of a box: at most `most_sides` times `side` of them, so that memory is walked in longer stretches.
 enum { most_sides = 4 };
 OG_FN i64 sides_of(i64 rows) { return (rows + side - 1) / side; }
 OG_FN i64 rows_of_side(i64 rows, i64 number) { return rows - number * side < side ? rows - number * side : (i64)side; }
@@ -92,7 +92,7 @@ template <class F> void join_pieces(const Boxes& boxes, i64 row_rank) {
   }
 }
 
-// As og::boxes_at says; begin < 0 means what follows the boxes alone.
+// The arguments are those of og::boxes_at. begin < 0: only the step that follows the boxes.
 template <class F>
 OG_FN void launch_split_outer(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

@@ -7,16 +7,16 @@ namespace og {
 
 // ---- rows in pieces --------------------------------------------------------------------------------------------------
 
-// Few long rows are cut: a box is a piece of one row, and passes are stages. Between these the pieces' partial results are
-// joined, in the order of the pieces. Each stage finds the values of a row again from the results of the stages before.
+// Few long rows are cut: a box is a piece of one row, and passes are stages. Between stages, the partial results of the
+// pieces are joined, in the order of the pieces. Each stage recomputes a row's values from earlier stages' results.
 struct Pieces {
   const Boxes* boxes;
   i64 row_rank, rows, each, length;  // each: pieces of a row
   double* totals;                    // of each row: the results of all passes, one after the other
-  Partial* partials;                 // of each piece: those of the pass at hand
+  Partial* partials;                 // of each piece: the results of the current pass
 };
 
-// Reductions of all passes before this one.
+// The number of reductions of all passes before this one.
 template <class F, int pass> constexpr int reductions_before() {
   if constexpr (pass == 0) {
     return 0;
@@ -25,7 +25,7 @@ template <class F, int pass> constexpr int reductions_before() {
   }
 }
 
-// The values of a row that follow from the passes before this one.
+// Computes the values of a row that follow from the passes before this one.
 template <class F, int pass, int from = 0> OG_FN void restore(F& f, const Pieces& pieces, i64 row) {
   if constexpr (from < pass) {
     const double* totals = pieces.totals + row * reductions_before<F, F::passes>() + reductions_before<F, from>();
@@ -77,7 +77,7 @@ template <class F, int pass> void piece_of_row(const Pieces& pieces, i64 number)
   reductions.partials(pieces.partials + number * F::most);
 }
 
-// What follows a stage: its results, and after the last one those of the rows.
+// The end of a stage: its results, and after the last stage those of the rows.
 template <class F, int pass> void end_stage(const Pieces& pieces) {
   constexpr int all = reductions_before<F, F::passes>();
   for (i64 row = 0; row < pieces.rows; ++row) {
@@ -95,7 +95,7 @@ template <class F, int pass> void end_stage(const Pieces& pieces) {
   }
 }
 
-// Pieces [begin, end) of all stages, which follow each other, or (end < begin) what follows stage -1 - begin.
+// Pieces [begin, end) of all stages, which follow each other; if end < begin, only the end of stage -1 - begin.
 template <class F, int pass = 0>
 void stages(const Pieces& pieces, i64 begin, i64 end, i64 threads, Parallel parallel) {
   if constexpr (pass < F::passes) {
@@ -110,8 +110,8 @@ void stages(const Pieces& pieces, i64 begin, i64 end, i64 threads, Parallel para
   }
 }
 
-// begin and end count the pieces of all stages; all of them mean the second stage of sums too, and begin = -1 - stage means
-// what follows a stage alone.
+// begin and end count the pieces of all stages. If these are all pieces, the second stage of sums follows. begin = -1 -
+// stage: only the end of that stage.
 template <class F>
 OG_FN void launch_split(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

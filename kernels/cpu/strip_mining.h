@@ -2,15 +2,16 @@
 #include "cpu/f16_strips.h"
 #include "math/lane_memory.h"
 
-// A large kernel, statement by statement. Each does a whole strip before the next one's turn, and leaves its values in the
-// first caches. Statements that compute the same are calls of one function, so that a C++ compiler meets each function once,
-// and a strip is long enough for calls and for what a function keeps in registers. An element meets the operations that it
-// meets elsewhere, in the same order, so its bits are the same.
+// A large kernel, statement by statement. Each statement does a whole strip before the next one starts, and leaves its
+// values in the L1 and L2 caches. Statements with the same computation call one function, so that each function is
+// compiled once. A strip is long enough to amortize calls and the values that a function keeps in registers. An element
+// goes through the same operations as elsewhere, in the same order, so its bits are the same.
 //
-// schedule/cpu_body.py says which kernels go so, codegen/strip_mining.py what a functor has then. W: what is computed at a time, og::floats
-// or one element. What is kept of a strip has room for whole vectors; what lies behind the last element is never used.
+// schedule/cpu_body.py selects these kernels; codegen/strip_mining.py generates the members of their functors. W is the
+// type of one computation: og::floats or one element. The memory of a strip has room for whole vectors; values behind
+// the last element are never used.
 
-// A function that only calls others: nothing is gained by what a compiler may do with it (GCC's time is a third less).
+// A function that only calls others: optimizing it gains nothing (without that, GCC takes a third less time).
 #if defined(__GNUC__) && !defined(__clang__)
 #define OG_PLAIN __attribute__((optimize("O0")))
 #else
@@ -56,7 +57,8 @@ template <class W, class Op, class Y, class... X> OG_FN void over(i64 n, Y* y, X
   }
 }
 
-/// What functions are told: how many elements, and where each value is. Numbers of places are less to compile than pointers.
+/// The arguments of the functions: the number of elements, and the address of each value. Indices take less time to
+/// compile than pointers.
 template <int places> struct Strip {
   i64 n;
   void* place[places];
@@ -66,7 +68,7 @@ template <class T> static OG_ONCE void settle(void** place, T* room, int count, 
   for (int k = 0; k < count; ++k) place[k] = room + k * length;
 }
 
-/// An operand as it is computed with.
+/// Loads an operand, in the type of the computation.
 template <class W, class T, class S, int places> static OG_ONCE void fetch(const Strip<places>& s, int to, const S* from) {
   T* y = (T*)s.place[to];
 #if OG_LANES
@@ -79,7 +81,7 @@ template <class W, class T, class S, int places> static OG_ONCE void fetch(const
     for (i64 j = 0; j < s.n; ++j) y[j] = store<T>(load(from[j]));
   }
 }
-/// One whose elements lie apart.
+/// The same for an operand whose elements are `step` apart.
 template <class W, class T, class S, int places> static OG_ONCE void fetch(const Strip<places>& s, int to, const S* from, i64 step) {
   T* y = (T*)s.place[to];
 #if OG_LANES
@@ -93,7 +95,7 @@ template <class W, class T, class S, int places> static OG_ONCE void fetch(const
     for (i64 j = 0; j < s.n; ++j) y[j] = store<T>(load(from[j * step]));
   }
 }
-/// One that is computed with as it lies in memory: where vectors would reach behind its end it is copied.
+/// An operand that is used where it is in memory. It is copied if vectors would reach behind its end.
 template <class W, class T, int places> static OG_ONCE void in_place(Strip<places>& s, int to, int room, const T* from) {
   s.place[to] = (void*)from;
 #if OG_LANES
@@ -104,7 +106,7 @@ template <class W, class T, int places> static OG_ONCE void in_place(Strip<place
 #endif
 }
 
-/// A result, rounded to what it is stored as.
+/// Stores a result, rounded to its stored type.
 template <class W, class T, class S, int places> static OG_ONCE void deliver(const Strip<places>& s, int from, S* to) {
   const T* x = (const T*)s.place[from];
 #if OG_LANES
@@ -130,7 +132,7 @@ template <class W, class T, class S, int places> static OG_ONCE void deliver(con
     for (i64 j = 0; j < s.n; ++j) to[j * step] = store<S>(load(x[j]));
   }
 }
-/// What elements add to a sum; zeros up to a whole vector.
+/// Stores addends of a sum, with zeros up to a whole vector.
 template <class W, class T, class Addend, int places> static OG_ONCE void deliver_addends(const Strip<places>& s, int from, Addend* to) {
   const T* x = (const T*)s.place[from];
 #if OG_LANES

@@ -1,12 +1,12 @@
 #pragma once
 #include "cpu/row_vectors.h"
 
-// Sums of columns: what several rows add to a column is added up before it goes to the column's cell, so that a cell, a
-// double, is touched once for them. Rows are taken together in their order and by sizes alone.
+// Sums of columns. The addends of several rows to a column are added up before they go to the column's cell, a double,
+// so that it is accessed once for all of them. Which rows are taken together depends on their order and on sizes alone.
 
 namespace og {
 
-// Elements [first, first + n) of a row, n <= strip; what they add to sum k goes to addend[k].
+// Elements [first, first + n) of a row, n <= strip. Their addends to sum k go to addend[k].
 template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 n, Addend (*addend)[strip]) {
   if constexpr (has_strips<F>::value) {
     for (i64 i = 0; i < n; i += F::strip_length) f.strips(first + i, n - i < F::strip_length ? n - i : F::strip_length, &addend[0][i]);
@@ -30,18 +30,19 @@ template <class F, class Addend> OG_FN void elements(const F& f, i64 first, i64 
   }
 }
 
-// Rows that are added up together, and columns of each before the next one's turn: so many that a store to one row is done
-// when the next one loads, whose address often has the same low bits, which the machine takes for the same at first.
+// The number of rows that are added up together, and of columns of a row before the next row: enough that a store to
+// one row is done when the next row loads. The two addresses often have the same low bits, and the machine at first
+// treats them as the same.
 enum { rows_at_once = 8, columns_at_once = 64 };
 
-// Whether all sums of a functor are of columns, and in floats.
+// True if all sums of a functor are sums of columns, in floats.
 template <class F> constexpr bool adds_columns_alone() {
   for (int k = 0; k < F::sums; ++k)
     if (F::adds_row(k)) return false;
   return F::sums > 0 && sizeof(typename F::Addend) == sizeof(float);
 }
 
-// What some rows add to columns_at_once columns of m sums.
+// The sums of some rows, of columns_at_once columns, for m sums.
 template <int m> struct ColumnSums {
   static constexpr int per = per_vector<double>, vectors = columns_at_once / per;
   Vector<double> sum[m][vectors];
@@ -58,7 +59,7 @@ template <int m> struct ColumnSums {
     });
   }
 #if OG_LANES
-  // The 16 columns from 16 j on.
+  // Adds to the 16 columns from 16 * j on.
   template <int j> OG_FN void add_lanes(const floats* addend) {
     each_sum<m>([&](auto k) OG_LAMBDA {
       sum[k.value][2 * j] += widened<8>(Half<16>::lower(addend[k.value].v));
@@ -89,8 +90,8 @@ template <class F> OG_FN void add_columns(const F* rows, int count, i64 first, i
   sums.into(cell, first, n);
 }
 
-// Takes up to `most` rows of a box that have the same cells, which go to `cell`; begin(g) brings a copy of f to the row at
-// hand. A copy taken afterwards would read in one what has just been stored in parts, and wait for all stores before it.
+// Takes up to `most` rows of a box that have the same cells, and stores these in `cell`. begin(g) moves a copy of f to
+// the current row. A copy made later would load at once what was just stored in parts, and wait for all earlier stores.
 template <class F, class Begin>
 OG_FN int rows_of_same_cells(const F& f, const Boxes& boxes, Place<F>& place, F* rows, double** cell, int most,
                              bool& more, Begin&& begin) {
@@ -105,7 +106,7 @@ OG_FN int rows_of_same_cells(const F& f, const Boxes& boxes, Place<F>& place, F*
   return count;
 }
 
-// The rows of a box: those with the same cells several at a time.
+// The rows of a box. Rows with the same cells are done several at a time.
 template <class F> OG_FN void rows_of_columns(F& f, const Boxes& boxes, void* const* base, Place<F>& place) {
   const i64 width = place.extent[boxes.space.rank - 1];
   for (bool more = true; more;) {

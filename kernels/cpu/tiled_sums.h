@@ -2,20 +2,20 @@
 #include "cpu/box_totals.h"
 #include "cpu/sum_columns.h"
 
-// The CPU skeleton of a loop with sums, and of one with short rows made long.
+// The CPU skeleton of a loop with sums, and of a loop whose short rows are made long.
 
 namespace og {
 
 // ---- a row that is added up ------------------------------------------------------------------------------------------
 
-// Addends come in strips of whole lanes, the last one filled up with zeros. Plain loops over lanes: GCC vectorises these
-// for any machine; with vector types instead it took three times as long on some (GCC 12, AVX2).
+// Addends come in strips of whole lanes; the last strip is padded with zeros. GCC vectorises plain loops over lanes for
+// any machine; vector types instead took three times as long on some (GCC 12, AVX2).
 template <class T> struct Row;
 
 template <> struct Row<float> {
   enum { width = 16 };
   double sum = 0, lane[width];
-  bool wide = false;  // whether anything is in `lane`
+  bool wide = false;  // true if `lane` is in use
   OG_FN void add(const float* x, i64 n) {
     double own[width];
     for (int l = 0; l < width; ++l) own[l] = wide ? lane[l] : 0;
@@ -24,7 +24,7 @@ template <> struct Row<float> {
       for (int l = 0; l < width; ++l) own[l] += (double)x[i + l];
     for (int l = 0; l < width; ++l) lane[l] = own[l];
   }
-  // Compiled once for all sums: a fifth less to compile of a kernel with six, whose strips take 3% longer.
+  // Compiled once for all sums: a kernel with six takes a fifth less time to compile, and its strips take 3% longer.
   OG_ONCE void add_some(const float* x, i64 n, i64 filled) {
     if (n <= few) {
       add_few(x, n);
@@ -32,7 +32,7 @@ template <> struct Row<float> {
       add(x, filled);
     }
   }
-  // A strip that is shorter than a tree is worth.
+  // A strip that is too short for a tree to pay.
   OG_FN void add_few(const float* x, i64 n) {
     for (i64 i = 0; i < n; ++i) sum += (double)x[i];
   }
@@ -198,7 +198,7 @@ template <class F> struct Plain : F {
 
 // ---- launching -------------------------------------------------------------------------------------------------------
 
-// As og::boxes_at and og::each_box say.
+// The arguments are those of og::boxes_at and og::each_box.
 template <class F>
 OG_FN void launch_tiled(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

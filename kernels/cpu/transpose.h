@@ -1,18 +1,18 @@
 #pragma once
 #include "config.h"
 
-// Copies of which rows are columns.
+// Copies with rows and columns exchanged.
 
 namespace og {
 
-/// What is moved of elements of so many bytes.
+/// The type that moves elements of so many bytes.
 template <int bytes> struct bits_of;
 template <> struct bits_of<1> { using type = u8; };
 template <> struct bits_of<2> { using type = u16; };
 template <> struct bits_of<4> { using type = u32; };
 template <> struct bits_of<8> { using type = u64; };
 
-// 8 rows of 8 elements, turned: three rounds of interleaving the two halves.
+// Transposes 8 rows of 8 elements, in three rounds that interleave the two halves.
 template <class T> OG_FN void transpose_eight(T* to, i64 to_step, const T* from, i64 from_step) {
   typedef T Eight __attribute__((vector_size(8 * sizeof(T)), aligned(sizeof(T)), may_alias));
   Eight a[8], b[8];
@@ -29,13 +29,13 @@ template <class T> OG_FN void transpose_eight(T* to, i64 to_step, const T* from,
   each<8>([&](auto i) { *(Eight*)(to + i.value * to_step) = b[i.value]; });
 }
 
-// to[j * to_step + i] = from[i * from_step + j * from_each] for i < rows, j < columns.
+// to[j * to_step + i * to_each] = from[i * from_step + j * from_each] for i < rows, j < columns.
 template <class T>
 OG_FN void transpose_each(T* to, i64 to_step, i64 to_each, const T* from, i64 from_step, i64 from_each, i64 rows, i64 columns) {
   for (i64 i = 0; i < rows; ++i)
     for (i64 j = 0; j < columns; ++j) to[j * to_step + i * to_each] = from[i * from_step + j * from_each];
 }
-// The same, for what is left at the edges of blocks.
+// The same for the rest at the edges of blocks.
 template <class T>
 OG_ONCE void transpose_rest(T* to, i64 to_step, i64 to_each, const T* from, i64 from_step, i64 from_each, i64 rows, i64 columns) {
   transpose_each(to, to_step, to_each, from, from_step, from_each, rows, columns);
