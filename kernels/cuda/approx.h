@@ -4,10 +4,10 @@
 #include "math/log.h"
 
 // The special-function unit of a GPU, one instruction each, with the error that the PTX ISA (9.0, "Floating Point
-// Instructions") allows it. Subnormal arguments and results are zeros of their sign.
+// Instructions") allows. Subnormal arguments and results are flushed to zeros of their sign.
 //
-// On a host the exact value stands for it, moved by OG_ERROR(number of the instruction, bits of the argument), a number
-// from -1 to 1, times that error: a test defines OG_ERROR and so tries the whole range of what a GPU may answer.
+// On a host, the exact value is used, plus OG_ERROR(number of the instruction, bits of the argument), a number from -1
+// to 1, times that error. A test defines OG_ERROR, and so covers the whole range of results that a GPU may give.
 
 #ifndef OG_ERROR
 #define OG_ERROR(which, bits) 0.0
@@ -54,8 +54,8 @@ OG_FN float rsqrt(float x) {
 #else
 enum { ex2_error, rcp_error, div_error, sqrt_error, rsqrt_error, lg2_error, instructions };
 
-// Largest relative error: 2 ulp, 1 ulp, 2 ulp, 2^-23, 2^-22.9, 2^-22; an ulp is at most 2^-23 of a number. That of the
-// logarithm is absolute between 1/2 and 2.
+// Largest relative errors: 2 ulp, 1 ulp, 2 ulp, 2^-23, 2^-22.9, 2^-22; an ulp is at most 2^-23 of a number. The error
+// of the logarithm is absolute between 1/2 and 2.
 constexpr double largest_error[instructions] = {0x1p-22, 0x1p-23, 0x1p-22, 0x1p-23, 0x1.12p-23, 0x1p-22};
 
 OG_FN float flushed(float x) { return abs(x) < smallest_normal<float>() ? copysign(0.0f, x) : x; }

@@ -1,16 +1,16 @@
 #pragma once
 #include "cuda/tiled_sums.cuh"
 
-// What threads of a row have, joined: those of a warp in a butterfly of shuffles, which gives all of them the same bits,
-// warps in shared memory. One order whatever the grid; all threads of a block come here together.
+// Joins the values of the threads of a row: within a warp by a butterfly of shuffles, which gives all threads the same
+// bits, then the warps in shared memory. The order is the same for any grid. All threads of a block take part.
 
 namespace og {
 
 enum { warp_size = 32 };
 enum class How { add, multiply, largest, smallest };
 
-// of(a, b) has the bits of of(b, a), NaN aside. Wide: what threads reduce; sums of a few floats each are
-// added up in double, which costs two shuffles instead of one.
+// of(a, b) and of(b, a) have the same bits, except for NaN. Wide: the type in which threads reduce. Sums of a few
+// floats each are added up in double, which costs two shuffles instead of one.
 template <How how> struct Join;
 template <> struct Join<How::add> {
   template <class T> using Wide = double;
@@ -23,7 +23,7 @@ template <> struct Join<How::multiply> {
   template <class T> static OG_FN T of(T a, T b) { return a * b; }
 };
 
-// NaN if one is; +0 is larger than -0.
+// NaN if either is NaN; +0 is larger than -0.
 template <int sign> struct Extreme {
   template <class T> using Wide = T;
   template <class T> static OG_FN T nothing() { return sign * -infinity<T>(); }
@@ -44,29 +44,29 @@ template <int sign> struct Extreme {
 template <> struct Join<How::largest> : Extreme<1> {};
 template <> struct Join<How::smallest> : Extreme<-1> {};
 
-// Of n values, in pairs of pairs.
+// Joins n values, in pairs of pairs.
 template <class J, int n, class T> OG_FN T joined(const T* x) {
   if constexpr (n == 1) return x[0];
   else return J::of(joined<J, n / 2>(x), joined<J, n - n / 2>(x + n / 2));
 }
 
-// How each reduction of a pass joins, and how sums do.
+// The joins of the reductions of a pass, and of sums.
 template <class F, int pass> struct Reducing { template <int k> using Of = Join<F::how(pass, k)>; };
 struct Adding { template <int k> using Of = Join<How::add>; };
 
-// What the n <= 32 threads of a group have, of neighbours in a warp those `apart` from each other; all of the warp's
-// threads come here.
+// Joins the values of the n <= 32 threads of a group, or, among n neighbours in a warp, of those that are `apart` from
+// each other. All threads of the warp take part.
 template <class J, int n, int apart = 1, class T> OG_FN T warp_reduce(T x) {
   OG_UNROLL for (int d = n / 2; d >= apart; d /= 2) x = J::of(x, __shfl_xor_sync(0xffffffffu, x, d));
   return x;
 }
 
-// The first n of x become those of all threads of a row, joined as `J` says. Warps reduce in two buffers alternately: before
-// one writes to a buffer again, all have read the other. adjacent > 1: rows lie beside each other, and so do their
-// threads; those of a row are `adjacent` apart.
+// Replaces the first n of x by the values joined over all threads of a row, as `J` defines. Warps use two buffers
+// alternately: before a warp writes to a buffer again, all have read it. adjacent > 1: rows are adjacent in memory, and
+// so are their threads; those of one row are `adjacent` apart.
 template <class T, int threads, int most, int adjacent> struct BlockReduce {
   static constexpr bool warps = adjacent == 1 && threads > warp_size;
-  static constexpr int in_warp = adjacent >= warp_size ? 1 : warp_size / adjacent;  // threads of a row beside others
+  static constexpr int in_warp = adjacent >= warp_size ? 1 : warp_size / adjacent;  // threads of a row in one warp
   static constexpr int terms = adjacent > 1 ? threads / (in_warp < threads ? in_warp : threads) : 1;
   static constexpr bool shared = warps || terms > 1;
   static constexpr int slots = warps ? threads / warp_size : terms * adjacent;

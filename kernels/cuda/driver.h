@@ -1,8 +1,8 @@
 #pragma once
 #include "config.h"
 
-// The part of CUDA's driver API that launches kernels, found in libcuda.so.1 when it is first needed: nothing of CUDA has
-// to be there when a library is built, nor where it runs on a CPU. Source: CUDA Driver API, cuda.h.
+// The part of CUDA's driver API that launches kernels, loaded from libcuda.so.1 when it is first needed. A library can
+// thus be built without CUDA, and run on a CPU without it. Source: CUDA Driver API, cuda.h.
 
 extern "C" void* dlopen(const char* name, int flags);
 extern "C" void* dlsym(void* library, const char* name);
@@ -37,7 +37,7 @@ struct Driver {
                         void** extra);
 };
 
-// Fills the table; false where there is no driver, or one that lacks a function.
+// Fills the table. Returns false if there is no driver, or it lacks a function.
 inline bool find_driver(Driver* driver) {
   void* library = dlopen("libcuda.so.1", lazily);
   if (library == nullptr) return false;

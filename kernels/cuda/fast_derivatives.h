@@ -4,13 +4,13 @@
 #include "math/power_derivatives.h"
 #include "cuda/fast_math.h"
 
-// Derivatives of activations times the gradient d that arrives, as math/derivatives.h has them, by approximate instructions.
+// Derivatives of activations times the incoming gradient d, as in math/derivatives.h, with approximate instructions.
 // With e = e^-|z| and r = 1 / (1 + e), sigmoid(z) and 1 - sigmoid(z) are r and e r, or e r and r: nothing cancels.
 
 namespace og {
 namespace fast {
 
-/// e^-|z|, not quite 0 anywhere: an infinite gradient stays infinite.
+/// e^-|z|, never exactly 0, so that an infinite gradient stays infinite.
 OG_FN decay slope_decay(float z) { return decay_of(lower(abs(z), 200.0f)); }
 
 OG_FN float hard_swish_backward(float x, float d) {
@@ -18,7 +18,7 @@ OG_FN float hard_swish_backward(float x, float d) {
   return select(x <= -3, 0.0f, select(x >= 3, d, inside));
 }
 
-/// d / (2 sqrt x). The half goes to the root, which neither overflows nor underflows.
+/// d / (2 sqrt x). The factor 1/2 is applied to the root, which neither overflows nor underflows.
 OG_FN float sqrt_backward(float x, float d) { return d * (0.5f * approx::rsqrt(x)); }
 
 /// d factor s (1 - s), s = sigmoid(z). sqrt(s (1 - s)) = h r is at most 1/2, so no product before the last overflows.
@@ -43,7 +43,7 @@ OG_FN float softplus_backward(float x, float d, float beta) {
   return v.times(d, rcp(1 + v.e), z < 0);
 }
 
-/// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, of which 300 is as good as more.
+/// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx. Larger m than 300 changes nothing.
 OG_FN float gated_slope(float z, float m_any, float d) {
   const float m = lower(upper(m_any, -300.0f), 300.0f);
   const decay v = slope_decay(z);
@@ -52,7 +52,7 @@ OG_FN float gated_slope(float z, float m_any, float d) {
   return v.times(d, r * fma(m * select(left, 1.0f, v.e), r, 1.0f), left);
 }
 OG_FN float swish_backward(float x, float d) { return gated_slope(x, x, d); }
-/// Of a factor 0 it is d / 2, for infinite x too. z stays a x all the same, of which the factor's own gradient has e^-|z|.
+/// For a factor 0 it is d / 2, even for infinite x. z stays a x, so that the factor's own gradient shares e^-|z|.
 OG_FN float swish_backward(float x, float d, float a) {
   const float z = x * a, y = gated_slope(z, z, d);
   return select(a == 0, 0.5f * d, y);
@@ -78,7 +78,7 @@ OG_FN float gelu_erf_backward(float x, float d) {
   return v.times(d, select(left, g, fma(-v.e, g, 1.0f)), left);
 }
 
-/// As og::mish_backward: e w ((2 + e) + 4x (1 + e) w) on the left, w ((1 + 2e) + 4x e^2 (1 + e) w) on the right.
+/// Like og::mish_backward: e w ((2 + e) + 4x (1 + e) w) on the left, w ((1 + 2e) + 4x e^2 (1 + e) w) on the right.
 OG_FN float mish_backward(float x, float d) {
   const float bounded = lower(upper(x, -300.0f), 300.0f);
   const decay v = slope_decay(bounded);
@@ -94,7 +94,7 @@ OG_FN float elu_backward(float x, float d, float a) {
   return select(x > 0, d, v.times(d, a));
 }
 
-/// c |x|^y sign d. The power of a finite x neither overflows nor vanishes: where it is not of medium size, its third roots
+/// c |x|^y sign d. The power of a finite x neither overflows nor vanishes: unless it is of medium size, its third roots
 /// are multiplied in one by one.
 OG_FN float power_slope(float x, float d, float y, float c, float sign) {
   const float l = approx::lg2(abs(x)), t = y * l * 0x1.555556p-2f;
@@ -103,13 +103,13 @@ OG_FN float power_slope(float x, float d, float y, float c, float sign) {
   const float root = y == 0 ? 1.0f : third;
   const float signed_c = c * sign, whole = signed_c * root * (root * root);
   const bool at_once = !regular || (abs(whole) > 0x1p-100f && abs(whole) < 0x1p100f);
-  const bool root_first = root < 1 || abs(d) < 1;  // the other way d times a part may be too large or too small
+  const bool root_first = root < 1 || abs(d) < 1;  // in the other order, d times a part may be too large or too small
   const float near = root_first ? root : signed_c, far = root_first ? signed_c : root;
   return c == 0 ? 0.0f : at_once ? d * whole : d * near * far * root * root;
 }
 OG_FN bool is_moderate(float y, float c) { return is_moderate(y) && abs(c) >= 0x1p-60f; }
 
-/// As og::pow_backward: c x^(b - order) d.
+/// Like og::pow_backward: c x^(b - order) d.
 OG_FN float pow_backward(float x, float d, float b, int order) {
   const float y = b - order, c = falling_factorial(b, order);
   if (!is_moderate(y, c)) return og::pow_backward(x, d, b, order);

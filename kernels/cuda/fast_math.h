@@ -5,17 +5,17 @@
 #include "config.h"
 #include "math/power.h"
 
-// What f16 and bf16 are computed with on a GPU: the functions of namespace og by approximate instructions, in f32, where
-// the loop stores nothing wider. Everything else of og is found in og::fast too, as it is.
+// Functions for f16 and bf16 on a GPU: those of namespace og in approximate instructions, in f32, for loops that store
+// nothing wider. All other functions of og are in og::fast too, unchanged.
 //
-// f16 has 11 bits and needs 2^-17.6 of the result to be rounded within 0.51 ulp, bf16 has 8 and needs 2^-14.6. f32 does not
-// lose that in a product with log2(e), so nothing is carried in two parts here. bf16 reaches down to 2^-126, where e^z is
-// flushed while x e^z is not: h = e^(z/2) is multiplied in twice.
+// f16 has 11 bits: a result must be exact to 2^-17.6 to be rounded within 0.51 ulp. bf16 has 8 bits and needs 2^-14.6.
+// In f32, a product with log2(e) does not lose that much, so nothing is carried in two parts here. bf16 reaches down to
+// 2^-126, where e^z is flushed but x e^z is not, so h = e^(z/2) is multiplied in twice.
 //
-// select() and not ?: where an operand is computed: without a branch the compiler finds that two functions of one argument
-// need the same exponential (NVRTC 13.5).
+// select() replaces ?: if an operand is computed: without a branch, the compiler finds that two functions of one
+// argument need the same exponential (NVRTC 13.5).
 //
-// Polynomials: own fits (weighted least squares, Lawson), relative errors said at each.
+// Polynomials: own fits (weighted least squares, Lawson); each comment gives the relative error.
 
 namespace og {
 namespace fast {
@@ -39,7 +39,7 @@ OG_FN float rsqrt(float x) { return approx::rsqrt(x); }
 
 OG_FN float exp(float x) { return ex2(x * log2e); }
 
-/// By x P(x) near 0, error 2^-23.8 for |x| <= 0.45. The sign of x is that of the result: keeps -0.0.
+/// x P(x) near 0, error 2^-23.8 for |x| <= 0.45. The result takes the sign of x, which keeps -0.0.
 OG_FN float expm1(float x) {
   float p = 0x1.6b65bep-10f;
   p = fma(p, x, 0x1.12e8c6p-7f);
@@ -50,7 +50,7 @@ OG_FN float expm1(float x) {
   return copysign(select(abs(x) < 0.45f, near, exp(x) - 1), x);
 }
 
-/// By x P(x^2) near 0, error 2^-23.7 for |x| <= 0.6; else 1 - 2e / (1 + e), e = e^(-2|x|).
+/// x P(x^2) near 0, error 2^-23.7 for |x| <= 0.6; else 1 - 2e / (1 + e), e = e^(-2|x|).
 OG_FN float tanh(float x) {
   const float z = x * x;
   float p = 0x1.fbd622p-7f;
@@ -67,13 +67,13 @@ OG_FN float tanh(float x) {
 OG_FN float sigmoid(float x) { return rcp(1 + ex2(x * -log2e)); }
 OG_FN float sigmoid(float x, float a) { return sigmoid(a * x); }
 
-/// e^-z as h h 2^-64, z >= 0, or h h where z is not far: h alone is a normal number as long as the product with any f32 may
-/// be. e is e^-z, but where z is far something else that 1 does not feel either.
+/// e^-z for z >= 0, as h h 2^-64 if z is far, else as h h: h alone is a normal number as long as the product with any
+/// f32 may be. e is e^-z unless z is far; then it is another number that also leaves a sum with 1 unchanged.
 struct decay {
   float h, e;
   bool far;
   OG_FN float rest() const { return select(far, 0x1p-64f, 1.0f); }
-  /// d e^-z g, or d g where it does not apply, for |g| from 2^-60 to 2^20
+  /// d e^-z g, or d g unless `applies`, for |g| from 2^-60 to 2^20
   OG_FN float times(float d, float g, bool applies = true) const {
     const float factor = select(applies, h, 1.0f);
     return d * factor * g * factor * select(applies, rest(), 1.0f);
@@ -85,7 +85,7 @@ OG_FN decay decay_of(float z) {
   return {h, h * h, far};
 }
 
-/// x sigmoid(z) for z of the sign of x; x at least -200. h (1 / (1 + h^2)) stays a normal number, x h may not.
+/// x sigmoid(z) for z with the sign of x; x at least -200. h (1 / (1 + h^2)) stays a normal number, x h may not.
 OG_FN float gate(float x, float z) {
   const float h = ex2(half_log2e * lower(z, 80.0f));
   return h * rcp(fma(h, h, 1.0f)) * x * h;
@@ -104,13 +104,13 @@ OG_FN float swish(float x, float a, float b) {
   return gate_any(x, b * (a * (a == 0 || b == 0 ? 0.0f : x)));
 }
 
-/// x^y = 2^(y log2|x|) as long as y makes little of the logarithm's error.
+/// x^y = 2^(y log2|x|) as long as y does not multiply the logarithm's error by much.
 OG_FN bool is_moderate(float y) { return abs(y) <= 16; }
 OG_FN float pow(float x, float y) {
   if (!is_moderate(y)) return og::pow(x, y);
   return pow_signed(x, y, ex2(y * approx::lg2(abs(x))));
 }
-/// As og::positive: for an x that is known to be positive, or NaN.
+/// Like og::positive: for an x that is known to be positive, or NaN.
 namespace positive {
 using og::log;
 OG_FN float pow(float x, float y) {
@@ -134,14 +134,14 @@ OG_FN float selu(float x, float alpha, float gamma) {
   return select(x > 0, gamma * x, gamma * alpha * expm1(x));
 }
 
-/// x sigmoid(2u), as og::gelu_tanh.
+/// x sigmoid(2u), as in og::gelu_tanh.
 OG_FN float gelu_tanh(float x) {
   using c = gelu_constants<float>;
   const float left = upper(x, c::left), v = lower(left, c::right);
   return gate(left, v * fma(c::b, v * v, c::a));
 }
 
-/// e^(t^2 / 2) Phi(-t) for 0 <= t <= 25, as math/erf.h: (t + k) R(t) is a polynomial in 1 - 2k / (t + k), error 2^-21.4.
+/// e^(t^2 / 2) Phi(-t) for 0 <= t <= 25 (math/erf.h): (t + k) R(t) is a polynomial in 1 - 2k / (t + k), error 2^-21.4.
 OG_FN float tail_ratio(float t) {
   const float w = rcp(t + 3.25f), q = fma(-6.5f, w, 1.0f);
   float g = -0x1.c89e2ap-11f;
@@ -180,7 +180,7 @@ OG_FN float log1p_ratio(float e) {
   p = fma(p, e, -0x1.fffe4ep-2f);
   return fma(p, e, 0x1.fffffep-1f);
 }
-/// max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta; beta is a literal, and 1 / beta then too.
+/// max(beta x, 0) / beta + log(1 + e^-|beta x|) / beta; beta is a literal, so 1 / beta is one too.
 OG_FN float softplus(float x, float beta) {
   const float z = beta * x;
   const decay v = decay_of(abs(z));

@@ -1,21 +1,21 @@
 #pragma once
 #include "cuda/split_reduction.cuh"
 
-// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs, the last axis each. A group
-// of T threads takes a row: up to a warp of them, several groups to a block; more than a warp, one to a block. The row
-// is walked once for each reduction that waits for another. Where it is `held`, its operands are read once, P packs of
-// V neighbours by each thread, and wait in registers, as do values that passes keep for each other; longer rows are
-// read again, and where they are few, several blocks take pieces of each.
+// The CUDA skeleton of a loop over rows. A row is the last `row_rank` axes: several runs along the last axis. A group
+// of T threads takes a row: if T is at most a warp, a block has several groups, else one. The row is walked once for
+// each reduction that depends on another one. If it is `held`, its operands are read once, P packs of V neighbours by
+// each thread, and stay in registers, like the values that passes keep for each other. Longer rows are read again in
+// each pass; if there are few of them, several blocks share each one.
 //
 // No atomics. A thread joins its own packs, the threads of a warp reduce by a butterfly of shuffles, which gives all of
-// them the same bits, and warps in shared memory: one order whatever the grid. Where something is added up over rows
-// too (the gradient of a norm's scale), a group takes `chunk` rows one after the other, keeps what it adds up in
-// registers, and leaves it to reduction_finalize.cuh.
+// them the same bits, and warps reduce in shared memory: the order is the same for any grid. If there are sums over
+// rows too (the gradient of a norm's scale), a group takes `chunk` rows one after the other, keeps its sums in
+// registers, and leaves them to reduction_finalize.cuh.
 
 namespace og {
 
-// A group at the start, and which of its block's it is. adjacent > 1: neighbouring threads take neighbouring rows, so
-// many of them, since memory runs along these, and the T threads of a row reduce in shared memory alone.
+// Starts a group, and returns its number within the block. adjacent > 1: that many neighbouring threads take
+// neighbouring rows, since memory runs along these, and the T threads of a row reduce in shared memory alone.
 template <class Group, class Space> OG_FN i64 set_up(Group& g, void* const* base, const Space& space) {
   constexpr int T = Group::threads, adjacent = Group::abreast;
   if constexpr (decltype(g.block_reduce)::shared) {
@@ -31,8 +31,8 @@ template <class Group, class Space> OG_FN i64 set_up(Group& g, void* const* base
   return adjacent > 1 ? thread % adjacent : thread / T;
 }
 
-// held: a row fits into P packs of each of its T threads; whole: it fills them; small: bits of the operands that do not
-// wait in registers.
+// held: a row fits into P packs of each of its T threads; whole: it fills them; small: bits of the operands that are
+// not kept in registers.
 template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int adjacent, int lead,
           u64 loose, int rank, int operands, int sums>
 OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& space, typename F::Addend* work) {
@@ -52,8 +52,8 @@ OG_FN void reduce_rows(void* const* base, const RowSpace<rank, operands, sums>& 
   }
 }
 
-// One stage of few long rows, each of which `pieces` blocks share: what passes make of the pieces is left in `work`,
-// and every block of the next stage joins it in the same order.
+// One stage of few long rows; `pieces` blocks share each of them. The results of the passes over the pieces are left in
+// `work`, and every block of the next stage joins them in the same order.
 template <class F, int V, int P, int T, u64 small, class I, int row_rank, int adjacent, int lead, u64 loose, int stage,
           int rank, int operands>
 OG_FN void reduce_pieces(void* const* base, const RowSpace<rank, operands, 0>& space, double* work) {

@@ -1,16 +1,16 @@
 #pragma once
 #include "config.h"
 
-// Several kernels of a GPU, launched one after the other by the host: the driver's cuLaunchKernel, given by its address.
+// Launches several kernels of a GPU, one after the other, from the host, by the address of the driver's cuLaunchKernel.
 
 namespace og {
 
 // CUresult cuLaunchKernel(function, grid x y z, block x y z, bytes of shared memory, stream, parameters, extra)
 typedef int (*LaunchKernel)(void*, u32, u32, u32, u32, u32, u32, u32, void*, void**, void**);
 
-// The program is [most parameters of a kernel, kernels...]; a kernel is
-// [function, blocks, threads, parameters, (place, value) of each parameter...]. A parameter is the address at its place among
-// those of the call plus the value in bytes; with place -1 the value itself, in 64 bits; with place -2 what lies at that address.
+// The program is [most parameters of a kernel, kernels...]; a kernel is [function, blocks, threads, parameters, (place,
+// value) of each parameter...]. A parameter is the address at `place` among those of the call plus `value` bytes; with
+// place -1 the value itself, in 64 bits; with place -2 the data at that address.
 enum { itself = -1, lies_there = -2 };
 
 /// 0, or the number of the kernel that the driver refused in the upper half and the CUresult in the lower one.

@@ -1,12 +1,12 @@
 #pragma once
 #include "cuda/pointwise.cuh"
 
-// Packs that a loop goes through, a few elements in each turn. They stay in registers: what comes next is moved to the front,
-// since a place that a loop tells would be in local memory.
+// Packs that a loop goes through, a few elements per iteration. They stay in registers: the next elements are moved to
+// the front, because an index that depends on the loop would put the pack into local memory.
 
 namespace og {
 
-// A word that the compiler knows nothing of: else it keeps its parts in registers of their own.
+// A word that is opaque to the compiler, which otherwise keeps its parts in separate registers.
 OG_FN u32 as_word(u32 word) {
 #if OG_DEVICE
   asm("" : "+r"(word));
@@ -29,7 +29,7 @@ template <class T, int V> struct Words {
     OG_UNROLL for (int w = 0; w < count; ++w) bits.word[w] = word[w];
     return bits.pack;
   }
-  // The first G elements, and those behind them to the front.
+  // Returns the first G elements, and moves those after them to the front.
   template <int G> OG_FN Pack<T, G> take() {
     Words<T, G> first;
     OG_UNROLL for (int w = 0; w < first.count; ++w) first.word[w] = word[w];
@@ -37,7 +37,7 @@ template <class T, int V> struct Words {
       if (w + shift<G>::words < count) word[w] = shifted<G>(word[w + shift<G>::words], w + shift<G>::words + 1 < count ? word[w + shift<G>::words + 1] : 0);
     return first.pack();
   }
-  // G more behind the others: after V / G times all are its own.
+  // Appends G elements: after V / G calls, all are new.
   template <int G> OG_FN void give(const Pack<T, G>& more) {
     Words<T, G> last;
     last.of(more);
@@ -68,7 +68,7 @@ template <class S, int G, class R> OG_FN Pack<S, G> stored(const R (&value)[G]) 
   return bits.pack;
 }
 
-// A pack of which `left` elements exist.
+// Loads or stores a pack of which only `left` elements exist.
 template <int V, class T> OG_FN Pack<T, V> load_some(const T* p, i64 step, int left) {
   Pack<T, V> pack;
   OG_UNROLL for (int k = 0; k < V; ++k) pack.item[k] = k < left ? p[k * step] : T();

@@ -5,9 +5,9 @@
 
 // The CUDA skeletons of pointwise kernels. One tile per block, 64-bit positions, no shared memory.
 //
-// A thread moves U packs of V neighbouring elements: 16-byte accesses, and all of its loads before the first use, so that
-// a kernel of one input has two in flight (48 KiB in flight per multiprocessor is what an H200 needs). Arithmetic with
-// operands that change once a call or once a row comes after the loads too: it would keep them waiting.
+// A thread moves U packs of V neighbouring elements, by 16-byte accesses, with all of its loads before the first use,
+// so that a kernel of one input has two in flight (an H200 needs 48 KiB in flight per multiprocessor). Arithmetic with
+// operands that change once per call or once per row comes after the loads too, because it would delay them.
 
 #define OG_UNROLL _Pragma("unroll")
 #define OG_ROLLED _Pragma("unroll 1")
@@ -20,8 +20,8 @@ enum { block_size = 256 };
 
 template <class T, int V> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack { T item[V]; };
 
-// 16 bytes in one access, by name: the compiler joins neighbouring accesses as a rule, not always (NVRTC 13.5 left the
-// stores of two rows apart). A store is also a barrier, which keeps every load of a pack before it.
+// 16 bytes in one access, as an explicit instruction: the compiler usually joins neighbouring accesses, but not always
+// (NVRTC 13.5: not the stores of two rows). A store is also a barrier, which keeps every load of a pack before it.
 #if OG_DEVICE
 OG_FN void load_16(const void* p, u32* to) {
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(p));
@@ -35,9 +35,9 @@ OG_FN void load_16(const void* p, u32* to) { __builtin_memcpy(to, p, 16); }
 OG_FN void store_16(void* p, const u32* from) { __builtin_memcpy(p, from, 16); }
 #endif
 
-// Loads stay before this, what they are for behind it. The assembler would begin with the first pack and ask for the second
-// in the middle of it: half as many bytes in flight. A jump that it cannot see through, which nobody takes, keeps it from that,
-// where order in the text, a barrier and registers to spare did not (NVRTC 13.5).
+// Keeps loads before this point, and their uses after it. Otherwise the assembler begins with the first pack and loads
+// the second in the middle of it, with half as many bytes in flight. An opaque jump that is never taken prevents that;
+// source order, a barrier and spare registers did not (NVRTC 13.5).
 #if OG_DEVICE
 OG_FN void loads_first() {
   asm volatile("{ .reg .pred p; setp.gt.u32 p, %0, 1024; @p trap; }" ::"r"(threadIdx.x));
@@ -116,7 +116,7 @@ template <int V, class S, class T> OG_FN void scatter_pack(S* p, i64 i, i64 step
 
 // ---- the whole space is one row of n elements ------------------------------------------------------------------------
 
-// Brings a functor to the first element of a space that is one row.
+// Moves a functor to the first element of a space that is one row.
 template <class F> OG_FN void to_start(F& f, void* const* base, const i64* step) {
   i64 offset[F::operands];
   OG_UNROLL for (int k = 0; k < F::operands; ++k) offset[k] = 0;
@@ -137,7 +137,7 @@ template <class F, int V, int U> OG_FN void flat(void* const* base, const i64* s
     f.row();
     loads_first();
     OG_UNROLL for (int u = 0; u < U; ++u) f.finish(pack[u], first + u * block_size * V);
-  } else {  // the last tile: packs as far as they are whole, then single elements
+  } else {  // the last tile: whole packs, then single elements
     f.call();
     f.row();
     OG_ROLLED for (i64 i = first; i < n; i += block_size * V) {
@@ -154,9 +154,9 @@ template <class F, int V, int U> OG_FN void flat(void* const* base, const i64* s
 
 // ---- rows: a pack lies within one row --------------------------------------------------------------------------------
 
-// Division by a number that is the same for the whole call. In 32 bits by a multiplication (Granlund and Montgomery,
+// Division by a number that is constant during a call. In 32 bits by a multiplication (Granlund and Montgomery,
 // Division by invariant integers, PLDI 1994), exact for 0 <= n < 2^31: multiplier = 2^32 (2^shift - d) / d + 1 rounded
-// down, shift = log2 d rounded up; a division takes some 20 instructions in 32 bits and 70 in 64.
+// down, shift = log2 d rounded up. A division takes about 20 instructions in 32 bits and 70 in 64.
 template <class I> struct Divider;
 template <> struct Divider<u32> {
   u32 divisor, zero, multiplier, shift;
@@ -178,7 +178,7 @@ template <class I, int rank, int operands> struct Layout {
   i64 strides[operands][rank];
 };
 
-// offset + at * stride; in 32 bits one instruction, by name, because the compiler multiplied in 64 bits (NVRTC 13.5).
+// offset + at * stride; in 32 bits one explicit instruction, because the compiler multiplied in 64 bits (NVRTC 13.5).
 OG_FN i64 advance(i64 offset, u32 at, i64 stride) {
 #if OG_DEVICE
   i64 moved;

@@ -1,14 +1,14 @@
 #pragma once
 #include "cuda/pointwise.cuh"
 
-// The CUDA skeletons of large pointwise kernels, whose arithmetic takes far longer than their memory: a thread does one element
-// after the other, so that NVRTC compiles the body once, not for each element of a pack, of a last tile, and of what is left
-// of that.
-// opgraph/schedule/cuda.py says which kernels these are.
+// The CUDA skeletons of large pointwise kernels, whose arithmetic takes far longer than their memory accesses. A thread
+// does one element after the other, so that NVRTC compiles the body once, and not for each element of a pack, of a last
+// tile, and of its rest.
+// opgraph/schedule/cuda.py selects these kernels.
 
 namespace og {
 
-enum { singles = 4 };  // of a thread: enough that what comes before them counts little
+enum { singles = 4 };  // elements of a thread: enough to make the code before them cheap
 
 template <class F> OG_FN void flat_scalar(void* const* base, const i64* step, i64 n) {
   F f;

@@ -1,15 +1,15 @@
 #pragma once
 #include "cuda/packs.cuh"
 
-// The CUDA skeletons of pointwise kernels whose arithmetic takes longer than their memory: packs as in pointwise.cuh, one
-// after the other, and of a pack G elements at a time, so that NVRTC compiles the body of an element G times. There the
-// text has it for every element of each pack of a thread, of a last tile's pack, and of what is left of that: 13 or 25
-// times. The last tile goes the same way here; its packs come and go element by element.
-// opgraph/schedule/cuda.py says which kernels these are.
+// The CUDA skeletons of pointwise kernels whose arithmetic takes longer than their memory accesses. Packs are those of
+// pointwise.cuh, one after the other, and G elements of a pack at a time, so that NVRTC compiles the body of an element
+// G times. pointwise.cuh has it for every element of each pack of a thread, of a last tile's pack, and of the rest of
+// that: 13 or 25 times. The last tile takes the same path here; its packs are loaded and stored element by element.
+// opgraph/schedule/cuda.py selects these kernels.
 
 namespace og {
 
-// A position that the compiler knows nothing of: it would keep a pointer for each way that an operand is accessed.
+// A position that is opaque to the compiler, which otherwise keeps a pointer for each form of access to an operand.
 OG_FN i64 anew(i64 position) {
 #if OG_DEVICE
   asm volatile("" : "+l"(position));

@@ -1,12 +1,13 @@
 #pragma once
 #include "cuda/pointwise.cuh"
 
-// The second stage of CUDA sums: adds up what the tiles of the first one (tiled_sums.cuh) left in `work`.
+// The second stage of CUDA sums: adds up the sums that the tiles of the first stage (tiled_sums.cuh) left in `work`.
 
 namespace og {
 
-// What one sum's tiles left, as axes: for each, its extent, its stride in `work` and its stride in the result; axes that
-// are added up have stride 0 there and come last. first: its first block; -1 (of no terms): the first stage did it all.
+// The sums of the tiles of one sum, as axes: for each, its extent, its stride in `work` and its stride in the result;
+// axes that are added up have stride 0 there and come last. first: its first block; -1 (no terms): the first stage did
+// it all.
 template <int axes> struct Left {
   i64 first, part, cells, terms, columns;
   i64 extent[axes], from[axes], to[axes];
@@ -15,7 +16,7 @@ template <int axes> struct Left {
 
 template <int axes, int sums> struct AllLeft { Left<axes> of[sums]; };
 
-// One block adds up one cell, or one cell of 32 columns, in double. The text has it once: which sum, a block finds out.
+// One block adds up one cell, or one cell of 32 columns, in double. The code exists once: a block looks up its sum.
 template <class F, int axes, int sums>
 OG_FN void totals(void* const* y, const AllLeft<axes, sums>& all, const typename F::Addend* work) {
   __shared__ double meet[block_size];

@@ -1,22 +1,23 @@
 #pragma once
 #include "cuda/row_space.cuh"
 
-// One group of threads at work on one row after the other; inner_reduction.cuh says who they are.
+// One group of threads, which does one row after the other; see inner_reduction.cuh.
 
 namespace og {
 
 enum { ahead = 2 };  // packs of cached operands that are loaded before they are needed
-// once: of a row that is held; cached: the same for many rows, in each pass; again: of a row that is not held.
+// once: of a row that is held; cached: the same for many rows, read in each pass; again: of a row that is not held.
 enum class Reading { once, cached, again };
 
-// V neighbours, from an address that need not be a multiple of 16 bytes where it is loose.
+// V neighbours. If loose, their address need not be a multiple of 16 bytes.
 template <bool loose, int V, class T> OG_FN Pack<T, V> load_run(const T* p) {
   if constexpr (loose) return gather_pack<V>(p, 0, 1);
   else return load_pack<V>(p);
 }
 
-// lead >= 0: rows begin anywhere, but where operand `lead` lies at a multiple of a pack, all do, but for the `loose`
-// ones. Packs begin there; fewer elements than a pack before the first one and behind the last go one by one.
+// lead >= 0: rows begin at any element. Where operand `lead` is at a multiple of a pack, all operands are, except for
+// the `loose` ones. Packs begin there. Elements before the first and after the last pack, fewer than a pack, go one by
+// one.
 template <class F, int V, int P, int T, bool held, bool whole, u64 small, class I, int row_rank, int adjacent, int lead,
           u64 loose, int rank, int operands, int sums>
 struct RowGroup {
@@ -34,7 +35,7 @@ struct RowGroup {
   const Space* space;
   BlockReduce<Addend, T, most, adjacent> block_reduce;
   int lane;  // of the T threads
-  bool inside;  // of the space; a group beyond goes through the motions of the last row, for the others of its warp
+  bool inside;  // of the space; a group beyond it repeats the last row, for the others of its warp
   I end;        // of the packs that it takes
   i64 head;     // elements before the first pack
   I apart;      // elements that are in no pack
@@ -52,7 +53,7 @@ struct RowGroup {
 
   OG_FN bool exists(I q) const { return whole || q < end; }
 
-  // The column of pack q of the row, within its run, to which `f` is moved.
+  // The column of pack q of the row, within its run. Moves `f` to that run.
   OG_FN i64 column(I q) {
     if constexpr (row_rank == 1) {
       return (lead < 0 ? 0 : head) + (i64)q * V;
@@ -73,7 +74,7 @@ struct RowGroup {
       if (exists(q)) f.template fetch<pass, how, small, loose>(pack[p], column(q));
     }
   }
-  // Single element s of every thread, where there are any.
+  // Single element s of every thread, if there is one.
   template <int pass, Reading how> OG_FN void fetch_single(int s) {
     if constexpr (F::template fetches<pass, how, small>()) {
       const I e = (I)(s * T + lane);
@@ -88,7 +89,7 @@ struct RowGroup {
     OG_UNROLL for (int s = 0; s < singles; ++s) fetch_single<pass, how>(s);
   }
 
-  // What W neighbours add to each reduction, and to the sums over rows, of pack p.
+  // Adds W neighbours, of pack p, to each reduction and to the sums over rows.
   template <int pass, int W> OG_FN void add(Packs<W>& in, i64 at, int p, Addend (&total)[most]) {
     Addend s[terms][W];
     f.template compute<pass, held>(in, at, inside, s);
@@ -111,7 +112,7 @@ struct RowGroup {
     }
   }
 
-  // P packs of every thread: what they add to each reduction.
+  // Adds P packs of every thread to each reduction.
   template <int pass> OG_FN void compute(I first, Addend (&total)[most]) {
     if constexpr (held) OG_UNROLL for (int p = 0; p < P && p < ahead; ++p) fetch_one<pass, Reading::cached>(first, p);
     OG_UNROLL for (int p = 0; p < P; ++p) {
@@ -135,7 +136,7 @@ struct RowGroup {
         [&](auto k) { total[k.value] = Join<F::how(pass, k.value)>::template nothing<Addend>(); });
   }
 
-  // What packs from `first` on add to the reductions of a pass, of a row that is not held.
+  // Adds the packs from `first` on to the reductions of a pass, for a row that is not held.
   template <int pass> OG_FN void walk(I first, Addend (&total)[most]) {
     if constexpr (singles > 0) {
       fetch_scalar<pass, Reading::again>();
@@ -166,7 +167,7 @@ struct RowGroup {
       Addend total[most];
       nothing<pass>(total);
       if constexpr (held) {
-        if constexpr (pass > 0) {  // the first pass's are under way
+        if constexpr (pass > 0) {  // those of the first pass are in flight
           fetch<pass, Reading::once>(0);
           fetch_scalar<pass, Reading::once>();
         }
@@ -183,7 +184,7 @@ struct RowGroup {
     }
   }
 
-  // Moves to a row; what changes with rows follows behind the first loads.
+  // Moves to a row. Values that change once per row are computed after the first loads.
   OG_FN void find(i64 number) {
     inside = number < space->rows;
     end = (I)space->packs;
@@ -192,7 +193,7 @@ struct RowGroup {
       move_along<I, 0, rank - row_rank>(*space, (I)(inside ? number : space->rows - 1), offset);
     f.move(base, offset);
     if constexpr (lead >= 0) {
-      head = -offset[lead] & (V - 1);  // the operand itself lies at a multiple
+      head = -offset[lead] & (V - 1);  // the operand's own address is a multiple
       end = (I)((u64)(space->length - head) / V);
       apart = (I)(space->length - (i64)end * V);
     }
@@ -215,7 +216,7 @@ struct RowGroup {
     if (lane == 0 && inside) f.finish();
   }
 
-  // What the group has added up over its rows.
+  // Stores the sums of the group over its rows.
   OG_FN void leave(I group, Addend* work) {
     each<F::sums>([&](auto k) {
       constexpr int operand = F::sum_operand(k.value);

@@ -1,16 +1,17 @@
 #pragma once
 #include "cuda/block_reduce.cuh"
 
-// Where rows are, and what their elements are divided by.
+// The positions of rows, and the division of their elements.
 
 namespace og {
 
 // ---- dividing a row --------------------------------------------------------------------------------------------
 
-// x / d for many x: two products instead of a quotient, 1.5 ulp off at most. The first takes the exponent of 1 / d, so
-// that neither overflows, or loses bits, unless the quotient does; 0, infinities and NaN come out as of a division.
+// x / d for many x, as two products instead of a quotient: at most 1.5 ulp off. The first factor is the power of 2 in 1
+// / d, so that no product overflows, or loses bits, unless the quotient does. 0, infinities and NaN give the same as a
+// division.
 struct Inverse {
-  float scale, part;  // a power of 2; what is left, 1/2 to 1 where d is no extreme
+  float scale, part;  // a power of 2; the rest of 1 / d: 1/2 to 1 unless d is extreme
 };
 OG_FN Inverse inverse_of(float d) {
   const i32 own = 127 - (i32)(bits(d) >> 23 & 0xff), exponent = own < -126 ? -126 : own;
@@ -22,8 +23,8 @@ OG_FN float times(float x, Inverse inverse) { return x * inverse.scale * inverse
 // ---- the space -------------------------------------------------------------------------------------------------
 
 // Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: those of rows, then those of a row.
-// packs: of a row, of one run of it, and of a piece, where several blocks take a row. part[k]: where in `work` sum k
-// leaves what groups add up to; -1: there is one group, which completes it.
+// Packs are counted per row, per run of it, and per piece, if several blocks share a row. part[k]: the position in
+// `work` where sum k leaves the sums of groups; -1: there is one group, which completes it.
 template <int rank, int operands, int sums> struct RowSpace {
   i64 rows, chunk, length, packs, run_packs, pieces, piece_packs;
   i64 part[sums > 0 ? sums : 1];

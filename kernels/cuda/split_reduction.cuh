@@ -1,8 +1,9 @@
 #pragma once
 #include "cuda/row_group.cuh"
 
-// A long row of which several groups of threads take a piece each: a stage for each pass, and one for the results of rows.
-// What a pass reduces pieces to is left in `work`; each group of the next stage joins it again, in the same order.
+// A long row that several groups of threads share, a piece each: a stage for each pass, and one for the results of
+// rows. The results of a pass over the pieces are left in `work`; each group of the next stage joins them in the same
+// order.
 
 namespace og {
 
@@ -21,7 +22,7 @@ template <class Group> struct RowPieces : Group {
     return (number * this->space->pieces + piece) * reductions_before(F::passes);
   }
 
-  // What follows from the stages before this one.
+  // Computes the values that follow from the stages before this one.
   template <int stage, int pass = 0> OG_FN void restore(i64 number, const double* work) {
     if constexpr (pass < stage && F::reductions(pass) > 0) {
       Addend total[most];

@@ -3,7 +3,7 @@
 
 namespace og {
 
-// What one thread has added up: one number for a sum over the columns, one for each of its V columns otherwise.
+// The sums of one thread: one number for a sum over the columns, otherwise one for each of its V columns.
 template <class F, int V> struct Added {
   typename F::Addend of[F::sums][V];
   OG_FN Added() {
@@ -20,7 +20,7 @@ template <class F, int V> struct Added {
       }
     });
   }
-  // G elements of a pack, of which `total` has those before them; those of columns go round.
+  // Adds G elements of a pack; `total` has the sum of those before them. Sums of columns rotate.
   template <int G> OG_FN void group(const typename F::Addend* s, typename F::Addend (&total)[F::sums]) {
     each<F::sums>([&](auto k) {
       if constexpr (F::adds_row(k.value)) {

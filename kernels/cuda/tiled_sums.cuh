@@ -2,20 +2,21 @@
 #include "cuda/thread_sums.cuh"
 #include "cuda/packs.cuh"
 
-// The CUDA skeleton of a loop with sums: no atomics, one order of additions whatever the GPU.
+// The CUDA skeleton of a loop with sums: no atomics, and the same order of additions on any GPU.
 //
-// Outer axes that some sum keeps come first: their `groups` places are summed apart. The axes that every sum adds up, the
-// `rows`, and the innermost one, the `columns`, are cut into tiles by their sizes alone. A block of TX x TM x TG threads
-// takes a tile of TG groups: TX threads side by side along the columns, TM rows at a time. Each thread adds up what it
-// sees, the threads of a block meet in a tree in shared memory, and what several tiles contribute to is written to `work`
-// and added up by a second kernel (`totals` of reduction_finalize.cuh), again in a fixed order.
+// Outer axes that some sum keeps come first: their `groups` places are summed separately. The axes that every sum adds
+// up, the `rows`, and the innermost one, the `columns`, are cut into tiles by their sizes alone. A block of TX x TM x
+// TG threads takes a tile of TG groups: TX threads side by side along the columns, TM rows at a time. Each thread adds
+// up its elements, and the threads of a block join theirs by a tree in shared memory. If several tiles contribute to a
+// result, their sums go to `work`, and a second kernel (`totals` in reduction_finalize.cuh) adds them up, in a fixed
+// order again.
 
 namespace og {
 
 enum { strip = 1 };  // Fused::element writes the addend of sum k to s[k]
 
-// Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: kept outer ones, added-up outer ones,
-// columns. part[k]: where in `work` sum k leaves what its tiles add up to; -1: each tile completes its results.
+// Extents, the cut, and strides (in elements), passed by value; 64-bit words. Axes: kept outer ones, added-up outer
+// ones, columns. part[k]: where in `work` sum k leaves the sums of its tiles; -1: each tile completes its results.
 template <int rank, int operands, int sums> struct Tiles {
   i64 groups, rows, columns, row_chunk, column_chunk, row_chunks, column_chunks;
   i64 part[sums];
@@ -39,11 +40,11 @@ OG_FN void offsets(const Tiles<rank, operands, sums>& tiles, I group, I row, i64
 template <class F, int V, int U, int TX> OG_FN void add_packs(F& f, i64 column, i64 end, Added<F, V>& added) {
   using P = typename F::template Packs<V>;
   typename F::Addend s[F::sums * V];
-  bool ready = false;  // what changes once a row is computed behind the first loads, which would wait for it
+  bool ready = false;  // values that change once per row are computed after the first loads, not to delay them
   for (; column + (U - 1) * TX * V + V <= end; column += U * TX * V) {
     P pack[U];
     OG_UNROLL for (int u = 0; u < U; ++u) f.fetch(pack[u], column + u * TX * V);
-    if constexpr (V == 4) loads_first();  // f32: 16 bits have no instructions to spare for it
+    if constexpr (V == 4) loads_first();  // f32: 16-bit kernels have no instructions to spare for it
     if (!ready) {
       f.call();
       f.row();
@@ -73,7 +74,7 @@ template <class F, int V, int U, int TX> OG_FN void add_packs(F& f, i64 column, 
   }
 }
 
-// The same, where the text has G elements of a pack (pointwise_unrolled.cuh says why): the same additions in the same order.
+// The same, with code for G elements of a pack (see pointwise_unrolled.cuh): the same additions in the same order.
 template <class F, int V, int G, int TX> OG_FN void add_groups(F& f, i64 column, i64 end, Added<F, V>& added) {
   bool ready = false;
   for (; column + V <= end; column += TX * V) {
@@ -117,16 +118,16 @@ OG_FN void add_row(void* const* base, const Tiles<rank, operands, sums>& tiles, 
   else add_packs<F, V, U, TX>(f, begin, end, added);
 }
 
-enum { side_by_side = 8 };  // sums over the columns that meet at a time: 16 KiB of shared memory in f64
+enum { side_by_side = 8 };  // sums over the columns that are joined at a time: 16 KiB of shared memory in f64
 
-// Whether one of some sums adds up the columns.
+// True if one of the sums [from, end) adds up the columns.
 template <class F> OG_FN constexpr bool any_row(int from, int end) {
   for (int k = from; k < end; ++k)
     if (F::adds_row(k)) return true;
   return false;
 }
 
-// Which tile a block does.
+// The tile of a block.
 template <class I> struct Tile {
   I column_chunk, row_chunk, group;
   template <class T> OG_FN Tile(const T& tiles, I block, int groups, int group_of_thread) {
@@ -136,7 +137,7 @@ template <class I> struct Tile {
     group = above / (I)tiles.row_chunks * groups + group_of_thread;
   }
 };
-// blockIdx.x, so that what is made of it is made again: kept over the loop, it took registers that were put aside in memory.
+// blockIdx.x, read again, so that values derived from it are recomputed: kept across the loop, they caused spills.
 OG_FN u32 block_again() {
 #if OG_DEVICE
   u32 block;
@@ -148,7 +149,7 @@ OG_FN u32 block_again() {
 }
 
 // The first stage. grid: column_chunks x row_chunks x groups / TG, the column chunk running fastest.
-// G: elements of a pack that the text has; 0: all of U packs.
+// G: elements of a pack that have code of their own; 0: all of U packs.
 template <class F, int V, int U, int TX, int TM, class I, int kept, int G = 0, int rank, int operands, int sums>
 OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles, typename F::Addend* work) {
   constexpr int TG = block_size / (TX * TM);
@@ -174,7 +175,7 @@ OG_FN void sum_tiles(void* const* base, const Tiles<rank, operands, sums>& tiles
   const i64 end = begin + tiles.column_chunk < tiles.columns ? begin + tiles.column_chunk : tiles.columns;
   i64 offset[operands];
   offsets<I, kept>(tiles, group, (I)0, offset);
-  // Sums over the columns meet side by side.
+  // Sums over the columns are joined side by side.
   each<(sums + side - 1) / side>([&](auto c) {
     constexpr int from = c.value * side, count = sums - from < side ? sums - from : side;
     if constexpr (any_row<F>(from, from + count)) {
