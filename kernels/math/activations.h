@@ -27,7 +27,7 @@ template <class T> OG_FN T shrink(T x, T bias, T lambd) {
 
 template <class T> OG_FN T hard_sigmoid(T x, T a, T b) { return clamp(fma(a, x, b), (T)0, (T)1); }
 
-/// x / 6, rounded once: the remainder of x times 1/6 is exact and mends it (Brisebarre, Muller 2004), in a third of a division.
+/// x / 6, rounded once: the exact remainder corrects x times 1/6 (Brisebarre, Muller 2004), in a third of a division.
 template <class T> OG_FN T sixth(T x) {
   const T q = x * (T)(1.0 / 6);
   return fma(fma((T)6, q, -x), (T)(-1.0 / 6), q);  // with these signs -0.0 stays
@@ -50,8 +50,8 @@ template <class T> OG_FN T softsign(T x) {
 template <class T> OG_FN T elu(T x, T a) { return choose(x > 0, x, a * expm1(x)); }
 template <class T> OG_FN T selu(T x, T alpha, T gamma) { return gamma * choose(x > 0, x, alpha * expm1(x)); }
 
-/// max(x, 0) + min(alpha (e^(x/alpha) - 1), 0). The remainder of the division goes along: for alpha < 0 the exponent may be
-/// large, and its rounding error grows with it.
+/// max(x, 0) + min(alpha (e^(x/alpha) - 1), 0). The remainder of the division is passed along: for alpha < 0 the
+/// exponent may be large, and its rounding error grows with it.
 template <class T> OG_FN T celu(T x, T alpha) {
   const T z = divide(x, alpha);
   const T z_low = divide(fma(-z, alpha, x), alpha);
@@ -61,7 +61,7 @@ template <class T> OG_FN T celu(T x, T alpha) {
   return choose(x > 0, x, keep_nan(z, alpha * scale_expm1(t, n, z)));
 }
 
-/// x sigmoid(x). Dividing x by 1 + e^-x is 1.9 ulp at most; swish(-inf) is -0, the limit.
+/// x sigmoid(x). Dividing x by 1 + e^-x has an error of 1.9 ulp at most; swish(-inf) is -0, the limit.
 template <class T> OG_FN T swish(T x) {
   const T bounded = at_least(x, exp_constants<T>::lowest - 15);  // x e^x is 0 below
   return keep_nan(x, logistic(bounded, bounded));
@@ -74,8 +74,8 @@ OG_FN float swish(float x) {
 }
 #endif
 
-/// sigmoid(a x). The rounding error of a x enters the exponent, up to 100 times as large in the result, so it is computed
-/// (fma) and passed along.
+/// sigmoid(a x). The rounding error of a x enters the exponent, and is up to 100 times as large in the result, so it is
+/// computed (fma) and passed along.
 template <class T> OG_FN T sigmoid(T x, T a) {
   using c = exp_constants<T>;
   const T product = a * x;
@@ -84,7 +84,7 @@ template <class T> OG_FN T sigmoid(T x, T a) {
   return keep_nan(product, logistic((T)1, z, choose(regular, fma(a, x, -z), (T)0)));
 }
 
-/// x / (1 + e^-(product + low)). As wide as the result: x e^z where e^z alone would underflow.
+/// x / (1 + e^-(product + low)). The range is that of the result: x e^z is right where e^z alone would underflow.
 template <class T> OG_FN T swish_of_any_product(T x, T product, T low) {
   using c = exp_constants<T>;
   const T z = at_least(product, c::swish_end);
@@ -96,7 +96,7 @@ template <class T> OG_FN T swish_of_any_product(T x, T product, T low) {
 }
 template <class T> OG_FN T swish_of_product(T x, T product, T low) { return swish_of_any_product(x, product, low); }
 #if OG_LANES
-/// The same bits, in half the instructions where all products are near 0: no end of anything is met.
+/// The same bits, in half the instructions if all products are near 0, where there are no special cases.
 OG_FN floats swish_of_product(floats x, floats product, floats low) {
   if (__builtin_expect(any(!(abs(product) <= 40.0f)), 0)) return swish_of_any_product(x, product, low);
   using c = exp_constants<float>;
@@ -106,14 +106,14 @@ OG_FN floats swish_of_product(floats x, floats product, floats low) {
   return divide(x, fma(power, t, 1 + power));
 }
 #endif
-/// x sigmoid(a x) for any a, the rounding error of a x passed along.
+/// x sigmoid(a x) for any a. The rounding error of a x is passed along.
 template <class T> OG_FN T swish(T x, T a) {
-  const T factor = choose(a == 0, (T)0, x);  // 0 * inf would be NaN, but x / 2 is meant
+  const T factor = choose(a == 0, (T)0, x);  // 0 * inf would be NaN, but the result is x / 2
   const T product = a * factor;
   return swish_of_product(x, product, fma(a, factor, -product));
 }
 #if !OG_GPU_FORMS
-/// Of a factor that is a literal of middle size: the product has one end, where x has one.
+/// For a factor that is a literal of medium size: a limit of x is also one of the product.
 OG_FN float swish(float x, float a) {
   if (__builtin_constant_p(a) && a >= 0x1p-4f && a <= 0x1p4f) {
     const float bounded = at_least(x, divide(-120.0f, a)), product = a * bounded;
@@ -134,10 +134,10 @@ template <class T> OG_FN T swish(T x, T a, T b) {
 /// x Phi(x) = max(x, 0) - |x| Phi(-|x|): exact tail on the left, no cancellation on the right.
 template <class F, if_float<F> = 0> OG_FN F gelu_erf(F x) {
 #if OG_TABLES
-  // Above the end of the table the tail is less than the last bit of x, below it few lanes ever go.
+  // Above 5.3, the end of the table, the tail is less than the last bit of x; below -5.3 there are hardly ever lanes.
   constexpr float end = 5.3f;
   const F t = size_within(x, (F)end);
-  const F y = fma(-t, by_table(lower_tail, interval_by_square(t), t), larger((F)-0.0f, x));  // NaN gets through
+  const F y = fma(-t, by_table(lower_tail, interval_by_square(t), t), larger((F)-0.0f, x));  // keeps NaN
   const mask<F> far = x < -end;
   if (__builtin_expect(!any(far), 1)) return y;
   return choose(far, -far_tail(x), y);
@@ -157,7 +157,7 @@ template <class T> struct gelu_constants;
 template <> struct gelu_constants<float> {
   static constexpr float a = 0x1.988454p+0f, b = 0x1.2444f2p-4f, b_low = 0x1.49b16ap-29f;
   static constexpr float a_short = 0x1.98846p+0f, a_rest = -0x1.985794p-21f;  // a in two parts, the first of 20 bits
-  static constexpr float left = -11.2f, right = 6.0f;  // the result is 0 and x beyond
+  static constexpr float left = -11.2f, right = 6.0f;  // the result is 0 or x beyond
 };
 template <> struct gelu_constants<double> {
   static constexpr double a = 0x1.9884533d43651p+0, a_low = -0x1.cbc0d30ebfd15p-54;
@@ -169,7 +169,7 @@ template <> struct gelu_constants<double> {
 template <> struct gelu_constants<floats> : gelu_constants<float> {};
 #endif
 
-/// 2u = v slope of a double v, u = sqrt(2/pi) (v + 0.044715 v^3), in two parts; `part` is what v^2 adds to the slope.
+/// 2u = v slope for a double v, u = sqrt(2/pi) (v + 0.044715 v^3), in two parts; `part` is its slope's v^2 term.
 struct double_cubic {
   double part, part_low, slope, slope_low, z, z_low;
 };
@@ -191,7 +191,7 @@ OG_FN double gelu_tanh(double x) {
   const double_cubic u = double_cubic_of(at_most(left, c::right));
   return keep_nan(x, logistic(left, u.z, u.z_low));
 }
-/// 2u of a float v in two parts, |v| < 14. The larger part of a is so short that a + b v^2 minus it is exact.
+/// 2u of a float v in two parts, |v| < 14. The larger part of a is so short that a + b v^2 minus this part is exact.
 template <class F> struct cubic {
   F square, z, z_low;
 };
@@ -210,13 +210,13 @@ template <class F, if_float<F> = 0> OG_FN F gelu_tanh(F x) {
   return finite_up_to(c::right, x, logistic_near(left, u.z, u.z_low));
 }
 
-/// y with the sign that x has, where y is 0 or has it anyway.
+/// y with the sign of x; y is 0 or already has that sign.
 template <class F, if_float<F> = 0> OG_FN F keep_sign(F y, F x) { return from_bits(bits(y) | (bits(x) & 0x80000000u)); }
 OG_FN double keep_sign(double y, double x) { return from_bits(bits(y) | (bits(x) & 0x8000000000000000ull)); }
 
-/// x tanh(log(1 + e^x)) = x (e + 2) e / (e^2 + 2e + 2) with e = e^x. Written as x - x (2 / (e^2 + 2e + 2)) on the right and
-/// as x e - x e ((e + e^2) / (e^2 + 2e + 2)) on the left, where the error of the quotient is damped: at once it exceeds 3 ulp.
-/// e + e^2 is 2 at 0.
+/// x tanh(log(1 + e^x)) = x (e + 2) e / (e^2 + 2e + 2) with e = e^x. Written as x - x (2 / (e^2 + 2e + 2)) on the right
+/// and as x e - x e ((e + e^2) / (e^2 + 2e + 2)) on the left, which damps the error of the quotient: in one step it
+/// exceeds 3 ulp. e + e^2 is 2 at 0.
 OG_FN double mish(double x) {
   using c = exp_constants<double>;
   const double bounded = at_least(x, c::lowest - 15);
@@ -225,10 +225,10 @@ OG_FN double mish(double x) {
   const double e = scale_one_beside_one(t, k);
   const double quotient = divide(at_most(fma(e, e, e), 2.0), fma(e, e + 2, 2.0));
   const double entire = select(x > 0, x, scale_down(fma(bounded, t, bounded), k));
-  const double y = fma(-at_most(entire, 50.0), quotient, entire);  // not inf * 0
+  const double y = fma(-at_most(entire, 50.0), quotient, entire);  // avoids inf * 0
   return keep_nan(x, keep_sign(y, x));
 }
-/// On the left 2^64 times as large until the end, where it may be subnormal.
+/// On the left, 2^64 times as large until the end, where it may become subnormal.
 template <class F, if_float<F> = 0> OG_FN F mish(F x) {
   const F bounded = at_least(x, (F)-120.0f);
   const moved_power<F> v = moved_power_of<64>(at_most(bounded, (F)40.0f), (F)-0.0f);
@@ -236,12 +236,12 @@ template <class F, if_float<F> = 0> OG_FN F mish(F x) {
   const F part = quotient(at_most(fma(e, e, e), (F)2), fma(e, e + 2, (F)2));
   const mask<F> right = x > 0;
   const F entire = choose(right, x, fma(bounded, v.t, bounded) * v.power), power = choose(right, (F)1, (F)0x1p-64f);
-  const F y = fma(-at_most(entire, (F)50), part, entire) * power;  // not inf * 0
+  const F y = fma(-at_most(entire, (F)50), part, entire) * power;  // avoids inf * 0
   return keep_nan(x, keep_sign(y, x));
 }
 
 #if OG_DEVICE
-/// a / beta, where beta is a literal: nothing where that is 1.
+/// a / beta for a literal beta; no operation if that is 1.
 OG_FN float divide_by(float a, float beta) { return beta == 1 ? a : divide(a, beta); }
 OG_FN double divide_by(double a, double beta) { return beta == 1 ? a : divide(a, beta); }
 #else
@@ -255,7 +255,7 @@ template <class T> OG_FN T softplus(T x, T beta) {
   const T low = choose(magnitude > c::swish_end, fma(beta, x, -z), (T)0);
   T k;
   const T t = exp_reduce(magnitude, choose(z > 0, -low, low), k);
-  const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal again
+  const T first = at_least(k, -c::part);  // log(1 + e) is e below: scaled at the end, as beta may make it normal
   const T rest = k - first;
   const T y = scale_down(divide_by(log1p_in_range(scale_one(t, first)), beta), rest);
   return keep_nan(z, select(z > 0, x, (T)0) + y);

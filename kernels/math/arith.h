@@ -3,8 +3,8 @@
 #include "math/integer.h"
 #include "math/lanes.h"
 
-// Arithmetic, comparison and rounding for float, double and the integers: one template per operation, the integer half of
-// which is in integer.h. NumPy is the reference for signs, NaN and zero divisors.
+// Arithmetic, comparison and rounding for float, double and the integers: one template per operation; the integer half
+// is in integer.h. NumPy is the reference for signs, NaN and zero divisors.
 
 namespace og {
 
@@ -51,9 +51,9 @@ template <class T> OG_FN T rsqrt(T x) { return divide((T)1, sqrt(x)); }
 
 // ---- order ---------------------------------------------------------------------------------------------------------
 
-// fminf and fmaxf drop NaN; these return it from either side, as np.minimum does: a NaN in b fails the comparison and is the
-// result. One choice and one by bits: of two conditional expressions GCC 12 makes jumps, and a maze of masks of those (a
-// clamp took 4 times as long).
+// fminf and fmaxf drop NaN; these return a NaN of either operand, as np.minimum does: a NaN in b fails the comparison
+// and is the result. One choice is a conditional expression, one works on bits: from two conditional expressions GCC 12
+// makes jumps, and from these complex masks (a clamp took 4 times as long).
 template <class T> OG_FN T min(T a, T b) {
   const T less = choose(a < b, a, b);
   return select(a != a, a, less);
@@ -77,7 +77,7 @@ template <class T> OG_FN mask<T> le(T a, T b) { return a <= b; }
 template <class T> OG_FN mask<T> gt(T a, T b) { return a > b; }
 template <class T> OG_FN mask<T> ge(T a, T b) { return a >= b; }
 
-// Not && and ||: without the short cut there is no branch to remove.
+// & and |, not && and ||: without short-circuit evaluation there is no branch to remove.
 OG_FN bool logical_and(bool a, bool b) { return a & b; }
 OG_FN bool logical_or(bool a, bool b) { return a | b; }
 OG_FN bool logical_xor(bool a, bool b) { return a != b; }
@@ -92,7 +92,7 @@ OG_FN bools logical_not(bools a) { return !a; }
 template <class T> OG_FN mask<T> isnan(T x) { return x != x; }
 
 template <class T> OG_FN mask<T> isinf(T x, bool detect_negative, bool detect_positive) {
-  if (detect_negative && detect_positive) return abs(x) == infinity<T>();  // literals, both
+  if (detect_negative && detect_positive) return abs(x) == infinity<T>();  // both are literals
   return ((x == infinity<T>()) & detect_positive) | ((x == -infinity<T>()) & detect_negative);
 }
 
@@ -114,7 +114,7 @@ OG_FN u8 fmod(u8 a, u8 b) { return int_fmod(a, b); }
 OG_FN i32 fmod(i32 a, i32 b) { return int_fmod(a, b); }
 OG_FN i64 fmod(i64 a, i64 b) { return int_fmod(a, b); }
 
-/// np.mod: the sign of the divisor, a zero result included.
+/// np.mod: the result has the sign of the divisor, even if it is zero.
 template <class T> OG_FN T mod(T a, T b) {
   if constexpr (is_int<T>::value) {
     return int_mod(a, b);

@@ -3,9 +3,9 @@
 #include "math/arith.h"
 #include "math/exp.h"
 
-// Modified Bessel functions of the first kind, I0 and I1, and e^-|x| times them, as in torch.special and scipy. Up to 8 the
-// power series, whose terms have one sign; above, after Cephes (Moshier 1984), Chebyshev series of sqrt(x) e^-x I(x) in
-// 32 / x - 2, own coefficients (mpmath), to 2^-58 of the first. Double throughout, float rounds the double result once.
+// Modified Bessel functions of the first kind, I0 and I1, and e^-|x| times them, as in torch.special and scipy. Up to
+// 8, the power series, whose terms have one sign; above, Chebyshev series of sqrt(x) e^-x I(x) in 32 / x - 2, after
+// Cephes (Moshier 1984), own coefficients (mpmath), to 2^-58 of the first. Computed in double; float rounds once.
 
 namespace og {
 
@@ -127,7 +127,7 @@ OG_FN double bessel_i1_far(double u) {
   return s.sum();
 }
 
-/// (x + 2)^(3/2) e^-x (I0(x) - I1(x)) over x / 2 - 2 for x <= 8; the power keeps it of one size.
+/// (x + 2)^(3/2) e^-x (I0(x) - I1(x)) over x / 2 - 2 for x <= 8; the power keeps its magnitude nearly constant.
 OG_FN double bessel_gap_near(double u) {
   clenshaw s = {0, 0, 0x1.06a911060180ep-57};
   s = s.next(u, -0x1.798db36831368p-56);
@@ -205,7 +205,7 @@ OG_FN double bessel_gap_far(double u) {
   return s.sum();
 }
 
-/// A function by its values on both sides of 8: e^a times them, or e^-a.
+/// A function from its values on both sides of 8, which are multiplied by e^a or by e^-a.
 struct bessel {
   double near, far, a;  // I(x) up to 8, e^-a I(x) above
   OG_FN double plain() const {
@@ -232,7 +232,7 @@ OG_FN double i1(double x) { return keep_nan(x, copysign(bessel_i1(x).plain(), x)
 OG_FN double i0e(double x) { return keep_nan(x, bessel_i0(x).scaled()); }
 /// e^-|x| I1(x).
 OG_FN double i1e(double x) { return keep_nan(x, copysign(bessel_i1(x).scaled(), x)); }
-/// The derivative of i0e: i1e(x) - sign(x) i0e(x), where the two are one but for their last digits.
+/// The derivative of i0e: i1e(x) - sign(x) i0e(x), where the two differ only in their last digits.
 OG_FN double i0e_slope(double x) {
   const double a = abs(x), low = at_most(a, 8.0), high = choose(a > 8, a, 8.0);
   const double base = choose(a > 8, high, low + 2);

@@ -2,9 +2,10 @@
 #include "config.h"
 #include "math/lanes.h"
 
-// og::cast<To>(from) among the compute types float, double, i64, i32, i8, u8, bool. The hardware disagrees about floats
-// that do not fit an integer (x86 gives the lowest value, CUDA saturates), and C++ calls it undefined; here it is defined:
-// truncated toward zero, saturated, NaN to 0. Between integers the low bits are kept. To bool means x != 0, so NaN is true.
+// og::cast<To>(from) among the compute types float, double, i64, i32, i8, u8, bool. Hardware differs for floats that do
+// not fit an integer (x86 gives the lowest value, CUDA saturates), and C++ leaves them undefined. Here they are
+// truncated toward zero and saturated, and NaN becomes 0. Between integers the low bits are kept. To bool is x != 0:
+// NaN is true.
 
 namespace og {
 

@@ -3,10 +3,10 @@
 #include "math/lanes.h"
 
 // Storage types and the one rounding between the compute type and memory. Everything is rounded to nearest, ties to
-// even; NaN stays NaN; too large for f16 is infinity; subnormal f16 and bf16 results are exact roundings.
+// even; NaN stays NaN; values too large for f16 become infinity; subnormal f16 and bf16 results are exact roundings.
 //
-// The host forms are branch-free integer code so that a compiler turns the loop around them into vector code without
-// F16C; selects stand for branches. On the device one PTX instruction does the same (sm_80 and later).
+// The host forms are branch-free integer code, so that a compiler can vectorise the loop around them without F16C;
+// selects replace branches. On the device one PTX instruction does the same (sm_80 and later).
 
 namespace og {
 
@@ -27,7 +27,7 @@ OG_FN bool load(b8 x) { return x.bits != 0; }
 
 OG_FN float load(bf16 x) {
 #if OG_DEVICE
-  // By name: from (u32)bits << 16 the assembler makes three instructions for the upper half of a word (NVRTC 13.5).
+  // An explicit instruction: for (u32)bits << 16 the assembler emits three for the upper half of a word (NVRTC 13.5).
   float y;
   asm("mov.b32 %0, {%1, %2};" : "=f"(y) : "h"((u16)0), "h"(x.bits));
   return y;
@@ -41,8 +41,8 @@ OG_FN float load(f16 x) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
   return y;
 #else
-  // The sign stays on top and the other bits go under the exponent of f32, whose bias is mended by an exact multiplication
-  // with 2^112, which also normalises subnormals; exponent 31 (inf, NaN) has to be made 255.
+  // The sign stays on top, and the other bits go below the exponent of f32. Its bias is corrected by an exact
+  // multiplication with 2^112, which also normalises subnormals; exponent 31 (inf, NaN) must become 255.
   const u32 moved = ((u32)(i32)(i16)x.bits << 13) & 0x8fffe000u;
   const float scaled = from_bits(moved) * 0x1p112f;
   return from_bits(bits(scaled) | (abs(scaled) >= 65536.0f ? 0x7f800000u : 0u));
@@ -58,7 +58,7 @@ OG_FN bf16 to_bf16(float x) {
   return y;
 #else
   const u32 b = bits(x);
-  const u32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;  // ties to even; a carry may reach infinity, rightly
+  const u32 rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;  // ties to even; a carry into infinity is correct
   const u32 quiet_nan = (b >> 16) | 0x40u;
   return bf16{(u16)((b & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded)};
 #endif
@@ -70,8 +70,8 @@ OG_FN f16 to_f16(float x) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
   return y;
 #else
-  // Adding 2^13 times the power of two below |x| (below 2^-14 that one) lets the adder round at the last bit of the f16, and
-  // leaves the f16's mantissa and a carry in the low bits. 65536 and more is infinity.
+  // Adding 2^13 times the power of two below |x| (2^-14 if |x| is less) makes the adder round at the last bit of the
+  // f16, and leaves the f16's mantissa and a carry in the low bits. 65536 and more is infinity.
   const u32 b = bits(x), magnitude = b & 0x7fffffffu;
   const u32 bounded = magnitude < 0x47800000u ? magnitude : 0x47800000u;
   const u32 own = bounded & 0x7f800000u, exponent = own > 0x38800000u ? own : 0x38800000u;

@@ -5,20 +5,20 @@
 #include "math/exp.h"
 #include "math/lanes.h"
 
-// Derivatives of activations times the gradient d that arrives: f'(x) d, in one function each, because f' made of the parts
-// of f cancels, overflows, or is inf * 0 at infinity. Accuracy is measured against max(|f'|, |x f''|) |d|: next to a zero of
-// f' the last bit of x is worth more than the result. That is also why the rounding errors of products inside an exponent
-// are not carried along here, as they are in the functions themselves.
+// Derivatives of activations times the incoming gradient d: f'(x) d, in one function each, because f' composed of the
+// parts of f cancels, overflows, or is inf * 0 at infinity. Accuracy is measured against max(|f'|, |x f''|) |d|: next
+// to a zero of f', the last bit of x changes f' by more than the result. For this reason, the rounding errors of
+// products inside an exponent are not carried along here, unlike in the functions themselves.
 //
-// All smooth ones are built on e = e^-|z| = 2^n (1 + t) and one division; 2^n is applied at the very end, to d and to the rest
-// in parts, so that a large d meets a derivative that would underflow (but for swish in float, where that costs too much).
-// Those of GELU and Mish: gelu_derivatives.h. Of powers: power_derivatives.h.
+// All smooth derivatives are built on e = e^-|z| = 2^n (1 + t) and one division. 2^n is applied at the very end, to d
+// and to the rest in parts, so that a large d is multiplied by a derivative that would underflow (except for swish in
+// float, where that costs too much). GELU and Mish: gelu_derivatives.h. Powers: power_derivatives.h.
 
 namespace og {
 
 // ---- in pieces -----------------------------------------------------------------------------------------------------
 
-/// 0 at 0, as torch and oneDNN; d for NaN, as torch.
+/// 0 at 0, as in torch and oneDNN; d for NaN, as in torch.
 template <class T> OG_FN T relu_backward(T x, T d) { return choose(x <= 0, (T)0, d); }
 
 template <class T> OG_FN T abs_backward(T x, T d) {
@@ -26,7 +26,7 @@ template <class T> OG_FN T abs_backward(T x, T d) {
   return choose(x == 0, (T)0, choose(x == x, moved, x));
 }
 
-/// oneDNN's: 0 at both bounds.
+/// As in oneDNN: 0 at both bounds.
 template <class T> OG_FN T clamp_backward(T x, T d, T lo, T hi) { return choose((x > lo) & (x < hi), d, (T)0); }
 
 /// 0 where a x + b <= 0 or >= 1, decided without the rounding of the sum: 1 - 2^-25 is not 1.
@@ -38,7 +38,7 @@ template <class T> OG_FN T hard_sigmoid_backward(T x, T d, T a, T b) {
   return choose(flat, (T)0, a * d);
 }
 
-/// (2x + 3) / 6 between -3 and 3; 0 at -3 and 1 at 3, as oneDNN. x + 3/2 is exact at the zero.
+/// (2x + 3) / 6 between -3 and 3; 0 at -3 and 1 at 3, as in oneDNN. x + 3/2 is exact at the zero.
 template <class T> OG_FN T hard_swish_backward(T x, T d) {
   const T inside = d * divide(x + (T)1.5, (T)3);
   const T right = choose(x >= 3, d, inside);
@@ -99,7 +99,7 @@ template <class T> OG_FN T times_power(T d, T g, T n) {
   return scale(scale(d, third), third) * scale(g, n - 2 * third);
 }
 
-/// e^-|z| = 2^n (1 + t) = power (1 + t) = e, where power stops at a number that 1 does not feel.
+/// e^-|z| = 2^n (1 + t) = power (1 + t) = e, where power has a lower limit that does not change a sum with 1.
 template <class T> struct decay {
   T n, t, power, e;
 };
@@ -111,8 +111,8 @@ template <class T> OG_FN decay<T> decay_of(T z, T low = 0) {
   return {n, t, pow2(normal), scale_one(t, normal)};
 }
 
-/// Of a float z, e^-|z| = e 2^under 2^rest, e = power (1 + t): what float holds as a normal number, after a product or two also
-/// (a GPU flushes others), and the rest of its exponent.
+/// For a float z, e^-|z| = e 2^under 2^rest, e = power (1 + t): the part that float holds as a normal number, even
+/// after a product or two (a GPU flushes others), and the rest of its exponent.
 template <class F> struct half_decay {
   using Steps = decltype(WholeNumber<F>() - WholeNumber<F>());
   F size, t, power, e;
@@ -124,7 +124,7 @@ template <class F> OG_FN half_decay<F> half_decay_of(F z) {
   const WholeNumber<F> normal = at_least(n, -120.0f), twice = at_least(n, -246.0f);
   return {size, t, pow2(normal), scale_one(t, normal), twice - normal, n - twice};
 }
-/// r = 1 / (1 + e), and what it lacks as a part of it.
+/// r = 1 / (1 + e), and its relative error.
 template <class F> struct near_one { F r, low; };
 template <class F> OG_FN near_one<F> below_one(F e) {
   const F one = 1 + e, r = inverse(one);
@@ -138,14 +138,14 @@ OG_FN double sigmoid_slope(double z, double d, double factor) {
   const double g = fma(-q, q * v.power, q);
   return keep_nan(z, times_power(d, factor * g, v.n));
 }
-/// In float e r r. It begins as swish_slope does, beside which it often stands.
+/// In float e r r. It begins like swish_slope, which is often in the same kernel.
 template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
   const half_decay<F> v = half_decay_of(z);
   const near_one<F> w = below_one(v.e);
   const F q = v.e * w.r, low = q * (w.r * w.low);
   return keep_nan(z, scale(scale(d * (factor * fma(q, w.r, low + low)), v.under), v.rest));
 }
-/// sigmoid(z) in a kernel that has its slope, too: it begins as that does, and shares an exponential and a division with it.
+/// sigmoid(z) in a kernel that also has its slope: it begins like that, and shares an exponential and a division.
 template <class F, if_float<F> = 0> OG_FN F sigmoid_beside_slope(F z) {
   const half_decay<F> v = half_decay_of(z);
   const near_one<F> w = below_one(v.e);
@@ -153,7 +153,7 @@ template <class F, if_float<F> = 0> OG_FN F sigmoid_beside_slope(F z) {
   return keep_nan(z, choose(z < 0, scale(scale(v.e * right, v.under), v.rest), right));
 }
 OG_FN double sigmoid_beside_slope(double z) { return sigmoid(z); }
-/// tanh(x) likewise: 1 - e^-2|x| without cancellation, over 1 + e^-2|x|.
+/// The same for tanh(x): 1 - e^-2|x| without cancellation, over 1 + e^-2|x|.
 template <class F, if_float<F> = 0> OG_FN F tanh_beside_slope(F x) {
   const half_decay<F> v = half_decay_of(2 * x);
   const near_one<F> w = below_one(v.e);
@@ -175,14 +175,14 @@ template <class T> OG_FN T softplus_backward(T x, T d, T beta) {
   return keep_nan(z, times_power(d, q, choose(left, v.n, (T)0)));
 }
 
-/// f = x sigmoid(z + low): f' = s (1 + m (1 - s)) with s = sigmoid(z), m = x dz/dx, which is finite. 1 - s never cancels. What
-/// the rounding of s left out is added at the end: without it, 3 ulp is exceeded.
+/// f = x sigmoid(z + low): f' = s (1 + m (1 - s)) with s = sigmoid(z), m = x dz/dx, which is finite. 1 - s never
+/// cancels. The rounding error of s is added at the end: without it, the error exceeds 3 ulp.
 template <class T> OG_FN T gated_slope(T z, T low, T m, T m_low, T d) {
   const decay<T> v = decay_of(z, low);
   const mask<T> left = z < 0;
   const T above = select(left, 1 + v.t, (T)1), above_low = select(left, v.t - (above - 1), (T)0);
   const T below = 1 + v.e, below_low = v.e - (below - 1);
-  const T q = divide(above, below);  // s, but for 2^n on the left
+  const T q = divide(above, below);  // s, without 2^n on the left
   const T opposite = fma(-q, v.power, (T)1);
   const T rest = select(left, opposite, q * v.e);
   const T q_low = (fma(-q, below, above) + fma(-q, below_low, above_low)) * select(left, rest, q);
@@ -194,8 +194,8 @@ OG_FN double swish_slope(double z, double d) {
   const double bounded = at_most(at_least(z, derivative_constants<double>::end), -derivative_constants<double>::end);
   return keep_nan(z, gated_slope(bounded, 0.0, bounded, 0.0, d));
 }
-/// In float, e = e^-|z| and r = 1 / (1 + e): f' = e r (1 - |z| r) on the left and 1 minus that on the right, what r and |z| r
-/// round off carried along. 1.8 ulp, which leaves room for the rounding of z = a x, and half the time of gated_slope.
+/// In float, e = e^-|z| and r = 1 / (1 + e): f' = e r (1 - |z| r) on the left and 1 minus that on the right, with the
+/// rounding errors of r and |z| r. 1.8 ulp, which leaves room for rounding z = a x; half the time of gated_slope.
 template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
   const half_decay<F> v = half_decay_of(z);
   const near_one<F> w = below_one(v.e);
@@ -206,15 +206,15 @@ template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
   return keep_nan(z, d * choose(z < 0, left, right));
 }
 OG_FN double swish_backward(double x, double d) { return swish_slope(x, d); }
-/// Of a float x, e^-|x| = 2^n (1 + t): e, but for what 1 does not feel.
+/// For a float x, e^-|x| = 2^n (1 + t): e, with a lower limit that does not change a sum with 1.
 template <class F> struct gate_decay { F down, t, e; WholeNumber<F> n; };
 template <class F> OG_FN gate_decay<F> gate_decay_of(F x) {
   WholeNumber<F> n;
   const F down = at_least(-abs(x), (F)-120.0f), t = exp_reduce(down, n);
   return {down, t, scale_one_beside_one(t, n), n};
 }
-/// f' = e (1 - |x| + e) / (1 + e)^2 on the left and 1 minus that on the right, e = e^-|x| = 2^n (1 + t): 2.8 ulp, in less time
-/// than torch's, whose one division this has too.
+/// f' = e (1 - |x| + e) / (1 + e)^2 on the left and 1 minus that on the right, e = e^-|x| = 2^n (1 + t): 2.8 ulp, in
+/// less time than torch's, which also has one division.
 template <class F, if_float<F> = 0> OG_FN F swish_backward(F x, F d) {
   const gate_decay<F> v = gate_decay_of(x);
   const F rest = 1 + v.down;
@@ -222,14 +222,14 @@ template <class F, if_float<F> = 0> OG_FN F swish_backward(F x, F d) {
   const F left = scale_down(quotient, v.n), right = 1 - left;
   return keep_nan(x, d * choose(x < 0, left, right));
 }
-/// swish(x) in a kernel that has its slope, too: x e / (1 + e) on the left, x / (1 + e) on the right.
+/// swish(x) in a kernel that also has its slope: x e / (1 + e) on the left, x / (1 + e) on the right.
 template <class F, if_float<F> = 0> OG_FN F swish_beside_slope(F x) {
   const gate_decay<F> v = gate_decay_of(x);
   const F quotient = divide(choose(x < 0, fma(v.down, v.t, v.down), x), 1 + v.e);
   return keep_nan(x, choose(x < 0, scale_down(quotient, v.n), quotient));
 }
 OG_FN double swish_beside_slope(double x) { return swish(x); }
-/// Of a factor 0 it is d / 2, for infinite x too. z stays a x all the same, of which the factor's own gradient has e^-|z|.
+/// For a factor 0 it is d / 2, even for infinite x. z stays a x, so that the factor's own gradient shares e^-|z|.
 template <class T> OG_FN T swish_backward(T x, T d, T a) {
   return choose(a == 0, (T)0.5 * d, swish_slope(x * a, d));
 }

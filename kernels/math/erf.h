@@ -11,8 +11,8 @@
 // division serve from 0 to the underflow of Q. Own weighted fit, relative error 2^-57.8 (t <= 39). k was searched so that the
 // constant term is nearly a double; its few bits make t + k - k exact.
 //
-// For float both short polynomials of a quotient are done beside each other and beside the exponential: what is behind one
-// another decides the time (decision 0020). Own weighted fits (Loeb's iteration with Lawson's weights).
+// For float, both short polynomials of a quotient are computed independently of each other and of the exponential: the
+// dependency chain decides the time (decision 0020). Own weighted fits (Loeb's iteration with Lawson's weights).
 
 namespace og {
 
@@ -49,12 +49,12 @@ template <class F> struct bell {
   F n, e, power;
 };
 template <class F, if_float<F> = 0> OG_FN bell<F> bell_of(F t) {
-  // n + 64 with the bias of an exponent, at the end of the mantissa; n times 2 ln2 cut off after 16 bits is exact, and so is
-  // the square within the fma.
+  // n + 64 with the bias of an exponent, at the end of the mantissa. n times 2 ln2, truncated to 16 bits, is exact, and
+  // so is the square within the fma.
   constexpr float magic = 0x1.8p23f + 191.0f, ln4 = 0x1.62e4p+0f, ln4_low = 0x1.7f7d1cp-19f;
   const F k = fma(t * t, (F)-0x1.715476p-1f, (F)magic), n = k - magic;
   const F r = fma(n, (F)ln4_low, fma(t, t, n * (F)ln4));  // t^2 / 2 + n ln2, twice
-  // That of exp_tail for -r / 2, as r P(r).
+  // The polynomial of exp_tail at -r / 2, as r P(r).
   F p = 0x1.6d5ceep-16f;
   p = fma(p, r, (F)-0x1.123bdep-12f);
   p = fma(p, r, (F)0x1.5554dap-9f);
@@ -63,15 +63,14 @@ template <class F, if_float<F> = 0> OG_FN bell<F> bell_of(F t) {
   p = fma(p, r, (F)-0.5f);
   return {n, p * r, power_of_bits(k)};
 }
-/// The same, but for the power. The square keeps its low half: an error in it would be multiplied by the square itself.
+/// The same without the power. The square keeps its low half: an error in it would be multiplied by the square itself.
 OG_FN bell<double> bell_of(double t) {
   const double minus_half = -0.5 * t, exponent = minus_half * t;
   double n;
   const double e = exp_reduce(exponent, fma(minus_half, t, -exponent), n);
   return {n, e, 0};
 }
-/// R(t) = g / (t + k), in a form that is mended: t + k, the division and what is divided by their exact remainders. t R(t) is
-/// a + a_low.
+/// R(t) = g / (t + k). The exact remainders correct t + k, the division and the numerator. t R(t) is a + a_low.
 struct mended_tail {
   double a, a_low;
 };
@@ -93,8 +92,8 @@ OG_FN double tail_times(double t_any) {
   return scale_twice(v.a + fma(v.a, u.e, v.a_low), u.n);
 }
 
-/// 2^64 t Phi(-t) for 0 <= t <= 14.875, by 1 / R(t) = 2 + t (a + P / Q), error 2^-27.3: next to 0 the errors of P and Q do not
-/// count, and far from it a t does, which is exact in the fma. 3.0 ulp at most, over all floats.
+/// 2^64 t Phi(-t) for 0 <= t <= 14.875, by 1 / R(t) = 2 + t (a + P / Q), error 2^-27.3: next to 0 the errors of P and Q
+/// do not matter, and far from it a t dominates, which is exact in the fma. 3.0 ulp at most, over all floats.
 template <class F, if_float<F> = 0> OG_FN F scaled_tail_times(F t) {
   const bell<F> v = bell_of(t);
   F p = -0x1.0389f6p-6f;
@@ -110,8 +109,9 @@ template <class F, if_float<F> = 0> OG_FN F scaled_tail_times(F t) {
   const F a = quotient(t, s);
   return fma(a, v.e, a) * v.power;
 }
-/// R(t) - t / sqrt(2 pi) = (b - a t) + P / Q for 0 <= t <= 14.875, error 2^-29.5 of the larger one of that and of its condition,
-/// see derivatives.h. b is near R where the derivative of GELU is lowest, so what is added there is small: 2.7 ulp at most.
+/// R(t) - t / sqrt(2 pi) = (b - a t) + P / Q for 0 <= t <= 14.875, error 2^-29.5 of the larger of this and its
+/// condition, see derivatives.h. b is near R where the derivative of GELU is lowest, so the other terms are small
+/// there: 2.7 ulp at most.
 template <class F, if_float<F> = 0> OG_FN F tail_slope_ratio(F t) {
   F p = -0x1.96a12p-8f;
   p = fma(p, t, (F)-0x1.7fdb7ap-5f);

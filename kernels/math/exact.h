@@ -2,11 +2,11 @@
 #include "config.h"
 #include "math/lanes.h"
 
-// Steps of f32 that are exact, or rounded once, in as few instructions as a GPU needs for them: the same bits as the plain
-// forms give, for arguments of which more is known than a compiler knows. A test tries them on a CPU
+// Steps of f32 that are exact, or rounded once, in as few instructions as a GPU needs: the same bits as the plain
+// forms, for arguments of which more is known than a compiler can derive. A test runs them on a CPU
 // (tests/cuda/test_exact.py).
 //
-// OG_GPU_FORMS: f32 as a GPU computes it, also where a CPU stands for one (-DOG_NO_TABLES).
+// OG_GPU_FORMS: f32 as a GPU computes it, also on a CPU that stands in for one (-DOG_NO_TABLES).
 
 #if OG_DEVICE || defined(OG_NO_TABLES)
 #define OG_GPU_FORMS 1
@@ -18,9 +18,9 @@ namespace og {
 
 // ---- division ------------------------------------------------------------------------------------------------------
 
-// IEEE division looks at its operands first and jumps where they are not of middle size: a third of its instructions. From r,
-// which is within an ulp of 1 / b, two steps reach the rounded 1 / b, and four more the rounded a / b (Markstein, Computation of
-// elementary functions on the IBM RISC System/6000, 1990); with these signs -0.0 stays.
+// IEEE division checks its operands first and jumps if they are not of medium size: a third of its instructions. From
+// r, within an ulp of 1 / b, two steps give the rounded 1 / b, and four more the rounded a / b (Markstein, Computation
+// of elementary functions on the IBM RISC System/6000, 1990). These signs keep -0.0.
 OG_FN float mended_inverse(float b, float r) { return fma(r, fma(-b, r, 1.0f), r); }
 OG_FN float mended_quotient(float a, float b, float r) {
   const float w = mended_inverse(b, r), q = a * w;
@@ -30,13 +30,13 @@ OG_FN float mended_quotient(float a, float b, float r) {
 
 /// 1 / b for |b| from 2^-125 to 2^125.
 template <class T> OG_FN T inverse(T b) { return divide((T)1, b); }
-/// a / b for such b and a finite a that is 0 or above 2^-100 (what is left of it must not be flushed), or any where b is a power
-/// of two; the quotient not subnormal.
+/// a / b for such b and a finite a that is 0 or above 2^-100 (its remainder must not be flushed), or any a if b is a
+/// power of two; the quotient is not subnormal.
 template <class T> OG_FN T quotient(T a, T b) { return divide(a, b); }
 #if OG_DEVICE
 OG_FN float near_inverse(float b) {
   float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));  // within an ulp, says the PTX ISA
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));  // within an ulp, by the PTX ISA
   return r;
 }
 OG_FN float inverse(float b) { return mended_inverse(b, near_inverse(b)); }
@@ -45,12 +45,12 @@ OG_FN float quotient(float a, float b) { return mended_quotient(a, b, near_inver
 
 // ---- limits --------------------------------------------------------------------------------------------------------
 
-// The larger and the smaller of two, by what becomes of NaN and of zeros:
+// The larger and the smaller of two values. The forms differ for NaN and zeros:
 //
-//   max, min            as ops (arith.h): NaN if one of them is, of two zeros the second
-//   upper, lower        NaN if one of them is; -0.0 is less than 0.0: one instruction of a GPU
-//   larger, smaller     the second if one is NaN or both are zeros: one instruction of a CPU (here, lanes.h)
-//   at_least, at_most   a limit of one sign; where a NaN may be lost, keep_nan follows: what is cheapest (exp.h)
+//   max, min            as ops (arith.h): NaN if either is, of two zeros the second
+//   upper, lower        NaN if either is; -0.0 is less than 0.0: one instruction of a GPU
+//   larger, smaller     the second if either is NaN or both are zeros: one instruction of a CPU (here, lanes.h)
+//   at_least, at_most   a limit of one sign; keep_nan follows if a NaN may be lost: the cheapest form (exp.h)
 //   Extreme             of a row (cpu/row_minmax.h)
 
 #if OG_DEVICE
@@ -74,17 +74,17 @@ OG_FN float smaller(float x, float y) { return x < y ? x : y; }
 
 // ---- whole exponents -----------------------------------------------------------------------------------------------
 
-/// A whole number n that 2^n is made of, in the form that takes fewest instructions: T itself, or this.
+/// A whole number n, for 2^n, in the form that takes the fewest instructions: T itself, or this.
 template <class T> struct whole_type { using type = T; };
 template <class T> using WholeNumber = typename whole_type<T>::type;
 
 #if OG_GPU_FORMS
-/// 1.5 * 2^23 + n, as rounding to a whole number leaves it: n is in its low bits, and one shift and sum makes 2^n of them.
+/// 1.5 * 2^23 + n, as rounded to a whole number: n is in its low bits, and one shift and sum gives 2^n.
 struct Exponent {
   float k;
   static constexpr float magic = 0x1.8p23f;
 };
-/// The difference of two.
+/// The difference of two exponents.
 struct Steps { u32 n; };
 template <> struct whole_type<float> { using type = Exponent; };
 

@@ -60,7 +60,7 @@ OG_FN double exp_tail(double r) {
 /// 2^n for an integer n in the normal range.
 OG_FN float pow2(float n) { return from_bits(bits(n + (0x1.8p23f + 127.0f)) << 23); }
 OG_FN double pow2(double n) { return from_bits(bits(n + (0x1.8p52 + 1023.0)) << 52); }
-/// 2^(n - 127) of the bits of 1.5 * 2^23 + n.
+/// 2^(n - 127), from the bits of 1.5 * 2^23 + n.
 OG_FN float power_of_bits(float k) { return from_bits(bits(k) << 23); }
 /// x 2^n for the same n.
 template <class T> OG_FN T scale(T x, T n) { return x * pow2(n); }
@@ -75,11 +75,11 @@ template <class T> OG_FN T scale_one(T t, T n) {
   return fma(power, t, power);
 }
 
-// Limits on one side, as integer min of the bit patterns: floats of one sign are ordered like their bits. A NaN may become
-// the limit, so a caller gives it back (keep_nan). The obvious x < low ? low : x is not used because GCC 12 threads jumps
-// through several of them and then vectorises a maze of masks (measured: exp ran 2 times slower).
+// Limits on one side, as integer min of the bit patterns: floats of one sign are ordered like their bits. A NaN may
+// become the limit, so callers restore it (keep_nan). The obvious x < low ? low : x is not used, because GCC 12 threads
+// jumps through several of them and then vectorises complex masks (measured: exp took 2 times as long).
 #if OG_GPU_FORMS
-OG_FN float at_least(float x, float low) { return upper(x, low); }  // keep a NaN
+OG_FN float at_least(float x, float low) { return upper(x, low); }  // these keep a NaN
 OG_FN float at_most(float x, float high) { return lower(x, high); }
 #else
 OG_FN float at_least(float x, float negative_low) {
@@ -99,7 +99,7 @@ OG_FN double at_most(double x, double positive_high) {
   const i64 a = (i64)bits(x), b = (i64)bits(positive_high);
   return from_bits((u64)(a < b ? a : b));
 }
-/// |x|, or the bound where it is more; of NaN it is NaN.
+/// |x|, or the bound if that is less; NaN for NaN.
 template <class T> OG_FN T size_up_to(T x, float bound) {
 #if OG_DEVICE
   return lower(abs(x), bound);
@@ -107,11 +107,11 @@ template <class T> OG_FN T size_up_to(T x, float bound) {
   return smaller((T)bound, abs(x));
 #endif
 }
-/// x 2^n for |n| up to 1000, rounded once: by way of double.
+/// x 2^n for |n| up to 1000, rounded once, through double.
 OG_FN float scale_far(float x, float n) {
   return (float)((double)x * from_bits(bits((double)n + (0x1.8p52 + 1023.0)) << 52));
 }
-/// x 2^n for n from twice the smallest normal exponent on: a result that is not normal is rounded once where x is 1 or more.
+/// x 2^n for n from twice the smallest normal exponent on; a subnormal result is rounded once if x is 1 or more.
 template <class T, class N> OG_FN T scale_down(T x, N n) {
   const N most = at_least(n, -2 * exp_constants<T>::part + 2);
   return scale(scale(x, most), n - most);
@@ -122,7 +122,7 @@ OG_FN floats pow2(floats n) { return scale(floats(1.0f), n); }
 OG_FN floats power_of_bits(floats k) { return from_bits(words(bits(k).v << 23u)); }
 OG_FN floats scale_down(floats x, floats n) { return scale(x, n); }
 OG_FN floats scale_far(floats x, floats n) { return scale(x, n); }
-// These keep a NaN, and what follows hands it on: nothing has to be mended.
+// These keep a NaN, and later operations propagate it: no correction is needed.
 OG_FN floats at_least(floats x, floats low) { return larger(low, x); }
 OG_FN floats at_most(floats x, floats high) { return smaller(high, x); }
 OG_FN floats keep_nan(floats, floats y) { return y; }
@@ -158,8 +158,8 @@ OG_FN float exp_reduce(float x, Exponent& n) {
 }
 #endif
 
-/// e^(x + low) = 2^n (1 + t), power = 2^(n + by): where the exponent of a result is far from that of e^x, `by` keeps one multiplication
-/// by a power of two, and a constant one at the end, from under- and overflow. |n + by| <= 126.
+/// e^(x + low) = 2^n (1 + t), power = 2^(n + by). If the exponent of a result is far from that of e^x, `by` avoids
+/// underflow and overflow in one multiplication by a power of two, and a constant one at the end. |n + by| <= 126.
 template <class F> struct moved_power {
   F t, power;
 };
@@ -170,14 +170,14 @@ template <int by, class F, if_float<F> = 0> OG_FN moved_power<F> moved_power_of(
   return {exp_tail(fma(n, (F)-c::ln2_low, fma(n, (F)-c::ln2_high, x)) + low), power_of_bits(k)};
 }
 
-/// 2^n (1 + t), rounded once more only where the result is subnormal: in two steps of about n / 2, as 2^n may overflow.
+/// 2^n (1 + t), rounded once more only if the result is subnormal: in two steps of about n / 2, as 2^n may overflow.
 template <class T> OG_FN T scale_exp(T t, T n) {
   const T half = fma(n, (T)0.5, exp_constants<T>::magic) - exp_constants<T>::magic;
   const T first = pow2(half);
   return fma(first, t, first) * pow2(n - half);
 }
 
-/// 2^n (1 + t) for the n of scale_down, where it is added to 1 or more: the smallest normal power is as good as less.
+/// 2^n (1 + t) for the n of scale_down, to be added to 1 or more: below the smallest normal power nothing changes.
 template <class T, class N> OG_FN T scale_one_beside_one(T t, N n) {
   return scale_one(t, at_least(n, -2 * exp_constants<T>::part + 2));
 }
@@ -200,7 +200,7 @@ template <class T> OG_FN T scale_expm1(T t, T n, T x) {
   const T y = 2 * fma(half, t, half - (T)0.5);
   return copysign(choose(n == 0, t, y), x);
 }
-/// x in [anything, highest]; NaN is not kept.
+/// expm1 for x up to `highest`; NaN is not kept.
 template <class T> OG_FN T expm1_in_range(T x) {
   T n;
   const T t = exp_reduce(at_least(x, (T)-60), n);
@@ -210,9 +210,10 @@ template <class T> OG_FN T expm1(T x) {
   return keep_nan(x, expm1_in_range(at_most(x, exp_constants<T>::highest)));
 }
 
-/// tanh |x| = m / (m + 2) with m = e^(2|x|) - 1: the quotient damps the error of m, no cancellation anywhere. m is one fma of
-/// e^(2|x|) = 2^n (1 + t): 2^n - 1 is exact, or 1 hardly felt. Where |x| > 0.8 it is 1 - 2 / (m + 2), which does not feel the
-/// rounding of m + 2: at most 1.2 ulp there and 0.56 from 2 on. A derivative by the result, 1 - y^2, magnifies its error.
+/// tanh |x| = m / (m + 2) with m = e^(2|x|) - 1: the quotient damps the error of m, and nothing cancels. m is one fma
+/// of e^(2|x|) = 2^n (1 + t): 2^n - 1 is exact, or 1 hardly matters. For |x| > 0.8 it is 1 - 2 / (m + 2), which is
+/// insensitive to rounding m + 2: at most 1.2 ulp there and 0.56 from 2 on. A derivative by the result, 1 - y^2,
+/// magnifies its error.
 template <class T> OG_FN T tanh(T x) {
   WholeNumber<T> n;
   const T size = abs(x), t = exp_reduce(2 * at_most(size, exp_constants<T>::tanh_saturates), n);

@@ -6,12 +6,12 @@
 #include "math/lanes.h"
 #include "math/tables.h"
 
-// Derivatives of GELU in both forms and of Mish, times the gradient d that arrives: see derivatives.h.
+// Derivatives of GELU in both forms and of Mish, times the incoming gradient d: see derivatives.h.
 
 namespace og {
 
-/// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of two
-/// terms that feel the errors of 2u and of m alone, where an error of x moves both.
+/// x sigmoid(2u), 2u = v (a + b v^2) and m = v (a + 3 b v^2) in two parts each: see gelu_tanh. f' is the difference of
+/// two terms: an error of 2u or of m affects one of them alone, an error of x both.
 OG_FN double gelu_tanh_backward(double x, double d) {
   const double end = derivative_constants<double>::cubic_end;
   const double v = at_most(at_least(x, -end), end);
@@ -22,13 +22,13 @@ OG_FN double gelu_tanh_backward(double x, double d) {
   const double m_low = fma(v, steep, -m) + v * steep_low;
   return keep_nan(x, gated_slope(u.z, u.z_low, m, m_low, d));
 }
-/// In float as swish_slope, for z = 2u and M = z + 2 b |x|^3 in the place of size: f' = e r (1 - M r) on the left.
+/// In float like swish_slope, with z = 2u, and M = z + 2 b |x|^3 in place of size: f' = e r (1 - M r) on the left.
 template <class F, if_float<F> = 0> OG_FN F gelu_tanh_backward(F x, F d) {
   const F v = at_most(abs(x), (F)12.75f);  // f' is 0 or 1 above
   const cubic<F> u = cubic_of(v);
   WholeNumber<F> n;
   const F t = exp_reduce(-u.z, -u.z_low, n);
-  const WholeNumber<F> normal = at_least(n, -120.0f);  // a GPU flushes what is not, products too
+  const WholeNumber<F> normal = at_least(n, -120.0f);  // a GPU flushes other numbers, products too
   const F e = scale_one(t, normal);
   const near_one<F> w = below_one(e);
   const F r = w.r, r_low = w.low;
@@ -57,7 +57,7 @@ OG_FN double gelu_erf_slope(double x, double d) {
   const bool left = x < 0;
   return keep_nan(x, times_power(d, left ? y : right, left ? v.n : 0.0));
 }
-/// In float by one quotient. The derivative is a float, and 0 or 1 above the end.
+/// In float, by one quotient. The derivative is a float, and 0 or 1 above the end.
 template <class F, if_float<F> = 0> OG_FN F gelu_erf_slope(F x, F d) {
   const F t = size_up_to(x, 14.875f);
   const bell<F> v = bell_of(t);
@@ -65,10 +65,10 @@ template <class F, if_float<F> = 0> OG_FN F gelu_erf_slope(F x, F d) {
   return d * choose(x < 0, y * (F)0x1p-64f, fma(y, (F)-0x1p-64f, (F)1));
 }
 
-/// T + x T', T = n / (n + 2), n = e^x (e^x + 2). Over e = e^-|x| and w = 1 / D it is
+/// T + x T', T = n / (n + 2), n = e^x (e^x + 2). With e = e^-|x| and w = 1 / D it is
 ///   e w ((2 + e) + 4x (1 + e) w),         D = 2 + e (2 + e),       for x < 0,
 ///   w ((1 + 2e) + 4x e^2 (1 + e) w),      D = 1 + 2e (1 + e),      for x >= 0.
-/// On the left the terms nearly cancel; w and what it multiplies are carried in two parts.
+/// On the left the terms nearly cancel; w and its factors are carried in two parts.
 OG_FN double mish_slope_of(double x, double d) {
   const double end = derivative_constants<double>::end;
   const double bounded = at_most(at_least(x, end), -end);
@@ -95,9 +95,9 @@ OG_FN double mish_slope_of(double x, double d) {
   return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, 0.0)));
 }
 
-/// In float e N / M with N = 1 + x + e (3/2 + x + e u), M = 1 + e (2 + e (2 + e u)), u = 1 + e / 4, on the left, where e is small:
-/// M is a square, but has one rounding so. 2^64 times as large until the end. From -0.6 on it is 1/2 and (e N - M / 2) / M, in which
-/// nothing cancels that counts; 1 from 20 on.
+/// In float, on the left, where e is small: e N / M with N = 1 + x + e (3/2 + x + e u), M = 1 + e (2 + e (2 + e u)), u
+/// = 1 + e / 4. M is a square, but this form rounds once. 2^64 times as large until the end. From -0.6 on it is 1/2 and
+/// (e N - M / 2) / M, with no cancellation that matters; 1 from 20 on.
 template <class F, if_float<F> = 0> OG_FN F mish_slope_in_float(F x, F d) {
   const F bounded = at_most(at_least(x, (F)-120.0f), (F)20.0f);
   const moved_power<F> v = moved_power_of<64>(bounded, (F)-0.0f);
@@ -110,16 +110,16 @@ template <class F, if_float<F> = 0> OG_FN F mish_slope_in_float(F x, F d) {
 }
 
 #if OG_TABLES
-/// d y 2^n for n <= 0, where y 2^max(n, -8) is at most about 1: rounded twice at most, and not at infinity.
+/// d y 2^n for n <= 0, where y 2^max(n, -8) is at most about 1: rounded twice at most, and without overflow.
 template <class F> OG_FN F times_far(F d, F y, F n) {
   const F near = at_least(n, (F)-8);
   return scale_far(d, n - near) * scale(y, near);
 }
-/// As gelu_erf_slope, what e^(-t^2 / 2) is multiplied by from a table: nothing cancels in it.
+/// Like gelu_erf_slope, with the factor of e^(-t^2 / 2) from a table: nothing cancels in it.
 template <class F, if_float<F> = 0> OG_FN F gelu_erf_backward(F x, F d) {
   const F t = at_most(abs(x), (F)derivative_constants<F>::normal_end);
   const bell<F> v = bell_of(t);
-  const F bounded = size_within(t, (F)14.875f);  // what it is times e^(-t^2 / 2) does not matter above
+  const F bounded = size_within(t, (F)14.875f);  // above, the factor of e^(-t^2 / 2) does not matter
   const F h = by_table(tail_slope, interval_of(bounded), bounded), y = fma(h, v.e, h);
   const mask<F> left = x < 0;
   const F right = fma(-y, pow2(at_least(v.n, (F)-100)), (F)1);

@@ -2,7 +2,7 @@
 #include "config.h"
 
 // Integer arithmetic with every input defined, so that no kernel can trap and both devices agree: results wrap modulo
-// 2^width, x / 0 = x mod 0 = 0 as NumPy answers, lowest / -1 wraps to lowest, a shift by the width or more clears.
+// 2^width, x / 0 = x mod 0 = 0 as in NumPy, lowest / -1 wraps to lowest, a shift by the width or more clears.
 
 namespace og {
 
@@ -22,7 +22,7 @@ template <class T> OG_FN T int_sub(T a, T b) { return (T)((wrap<T>)a - (wrap<T>)
 template <class T> OG_FN T int_mul(T a, T b) { return (T)((wrap<T>)a * (wrap<T>)b); }
 template <class T> OG_FN T int_neg(T a) { return (T)((wrap<T>)0 - (wrap<T>)a); }
 
-// Division answers 0 and -1 separately and gives the hardware 1 in their place: both would trap.
+// Divisors 0 and -1 are handled separately; the hardware divides by 1 in their place, because both would trap.
 
 /// Truncates toward zero.
 template <class T> OG_FN T int_div(T a, T b) {
@@ -93,7 +93,7 @@ template <class T> OG_FN T shift_left(T a, T count) {
   return in_width(count) ? (T)shifted : (T)0;
 }
 
-/// Arithmetic for signed types; past the width what remains is the sign, as in NumPy (0 for unsigned and positive).
+/// Arithmetic for signed types; past the width the sign remains, as in NumPy (0 for unsigned and positive).
 template <class T> OG_FN T shift_right(T a, T count) {
   const int last = 8 * (int)sizeof(T) - 1;
   return (T)(a >> (in_width(count) ? (int)count : last)) & (T)(in_width(count) || a < (T)0 ? -1 : 0);

@@ -1,14 +1,14 @@
 #pragma once
 #include "math/convert.h"
 
-// 16 elements at a time, from memory and to it: what kernels/math/lanes.h computes with.
+// Loads and stores of 16 elements at a time, for the arithmetic of kernels/math/lanes.h.
 
 namespace og {
 
 #if OG_LANES
 typedef u16 shorts16 __attribute__((vector_size(32)));
 typedef u8 bytes16 __attribute__((vector_size(16)));
-typedef short halves16 __attribute__((vector_size(32)));  // as the machine's functions spell them
+typedef short halves16 __attribute__((vector_size(32)));  // the types of the machine's functions
 typedef char chars16 __attribute__((vector_size(16)));
 typedef short halves32 __attribute__((vector_size(64)));
 typedef i32 ints8 __attribute__((vector_size(32)));
@@ -16,7 +16,7 @@ typedef i32 ints8 __attribute__((vector_size(32)));
 /// The first n of 16 lanes.
 OG_FN u16 first_of(i64 n) { return (u16)(all16 >> (lane_count - n)); }
 
-/// The first n of 16 elements from p, zeros for the rest; and to p. Memory beyond them is not touched.
+/// Loads the first n of 16 elements from p, with zeros for the rest, or stores them to p. Nothing beyond is accessed.
 template <class V, class S> OG_FN V some(const S* p, i64 n) {
   V x;
   if (n == lane_count) {
@@ -44,7 +44,7 @@ template <class V, class S> OG_FN void put(S* p, V x, i64 n) {
 
 OG_FN floats load_lanes(const float* p, i64 n) { return some<floats16>(p, n); }
 OG_FN floats load_lanes(const bf16* p, i64 n) {
-  // Each to the upper half of a lane, zeros below: one permutation, where widening and a shift are two.
+  // Each to the upper half of a lane, zeros below: one permutation instead of a widening and a shift.
   constexpr halves32 upper = {0, 0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0, 7, 0, 8, 0, 9, 0, 10, 0, 11, 0, 12, 0, 13, 0, 14, 0, 15};
   const halves32 x = (halves32)__builtin_ia32_si512_256si((ints8)some<shorts16>(p, n));
   return (floats16)__builtin_ia32_permvarhi512_mask(x, upper, (halves32){}, 0xaaaaaaaau);
@@ -57,7 +57,7 @@ OG_FN bools load_lanes(const b8* p, i64 n) {
   return bools((u16)__builtin_ia32_ptestmb128((chars16)x, (chars16)x, all16), 0);
 }
 
-/// 16 elements as memory has them.
+/// 16 elements in their storage format.
 template <class S> struct Stored;
 template <> struct Stored<float> {
   static OG_FN floats16 of(floats x) { return x.v; }
@@ -65,7 +65,7 @@ template <> struct Stored<float> {
 template <> struct Stored<bf16> {
   static OG_FN shorts16 of(floats x) {
 #if defined(__AVX512BF16__)
-    // The machine's own rounding takes subnormals for zero.
+    // The machine's rounding instruction treats subnormals as zero.
     if (__builtin_expect(__builtin_ia32_fpclassps512_mask(x.v, 0x20, all16) == 0, 1)) {
       return __builtin_bit_cast(shorts16, __builtin_ia32_cvtneps2bf16_v16sf(x.v));
     }
@@ -90,14 +90,14 @@ OG_FN floats first_lanes(floats x, i64 n) {
 
 /// Elements that lie `step` apart.
 template <class S> OG_FN auto gather_lanes(const S* p, i64 step, i64 n) {
-  if (step == 1) return load_lanes(p, n);  // a turned operand's copy
+  if (step == 1) return load_lanes(p, n);  // the copy of a transposed operand
   S x[lane_count] = {};
   for (i64 i = 0; i < n; ++i) x[i] = p[i * step];
   return load_lanes(x, lane_count);
 }
 OG_FN floats gather_lanes(const float* p, i64 step, i64 n) {
   if (n < lane_count || step == 1) return gather_lanes<float>(p, step, n);
-  // In registers: what was just stored in 16 pieces is not soon loaded as one.
+  // In registers: 16 elements that have just been stored one by one cannot soon be loaded as one.
   const float *q = p + 4 * step, *r = q + 4 * step, *s = r + 4 * step;
   const i64 two = 2 * step, three = 3 * step;
   return (floats16){p[0], p[step], p[two], p[three], q[0], q[step], q[two], q[three],
@@ -121,7 +121,7 @@ OG_FN floats round_f16(floats x) {
 }
 #endif
 
-// Elements up to the next address that 16 of them begin at, where they are stored as a whole.
+// The number of elements before the next address at which 16 of them are aligned, and stored as a whole.
 template <class S> OG_FN i64 apart_from_line(const S* p) {
   return -(i64)((u64)p / sizeof(S)) & 15;
 }
@@ -129,9 +129,9 @@ template <class S> OG_FN i64 apart_from_line(const S* p) {
 // ---- results of a call ------------------------------------------------------------------------------------------------
 
 #if OG_LANES && OG_OWNS_LINES
-// An Intel core stores to a line that it does not own only after it has fetched it, and has few such stores under way. So lines
-// are asked for early; and of results that no cache would keep for whoever reads them, none is fetched. AMD's cores gain by
-// neither. See specs/decisions/0028-prefetch-and-streaming-stores-on-intel.md.
+// An Intel core stores to a line that it does not own only after fetching it, and has few such stores in flight. So
+// lines are prefetched early, and results that no cache would keep until they are read are stored without a fetch.
+// AMD's cores gain by neither. See specs/decisions/0028-prefetch-and-streaming-stores-on-intel.md.
 enum { read_bytes = 4096, ahead_bytes = 2048, past_caches_bytes = 16 * 1024 * 1024 };
 template <class S> OG_FN auto read_lanes(const S* p, i64 n) {
   __builtin_prefetch((const char*)p + read_bytes);
@@ -150,7 +150,7 @@ template <class S> OG_FN bool write_past_caches(S* p, shorts16 x) {
 }
 OG_FN bool write_past_caches(b8*, bytes16) { return false; }
 
-/// How the results of one call reach memory.
+/// The form of the stores of one call.
 struct Results {
   bool are_large = false;
 
@@ -158,7 +158,7 @@ struct Results {
     if (!are_large) __builtin_prefetch((const char*)p + ahead_bytes, 1);
     write_asked(p, x, n);
   }
-  /// To a line that was asked for.
+  /// Stores to a line that was prefetched.
   template <class S, class V> OG_FN void write_asked(S* p, V x, i64 n) const {
     const auto stored = Stored<S>::of(x);
     if (are_large && n == lane_count && write_past_caches(p, stored)) return;

@@ -1,22 +1,23 @@
 #pragma once
 #include "config.h"
 
-// floats: 16 floats at a time, in the scalar library's own words. Its templates take float, double and, where the machine
-// has AVX-512, floats; what differs is said here and in a few overloads: 2^n is applied by one instruction (vscalefps), an
-// exponent is taken off by two (vgetexpps, vgetmantps), conditions are masks, so GCC cannot make jumps of them. Each gives
-// the bits of the scalar form (tests/codegen/test_lanes.py). Elsewhere OG_LANES is 0 and GCC vectorises the scalar form.
+// floats: 16 floats at a time, with the operations of the scalar library. Its templates take float, double and, if the
+// machine has AVX-512, floats. The differences are here and in a few overloads: 2^n is applied by one instruction
+// (vscalefps), an exponent is taken off by two (vgetexpps, vgetmantps), conditions are masks, so GCC cannot make jumps
+// of them. Each gives the bits of the scalar form (tests/codegen/test_lanes.py). Elsewhere OG_LANES is 0 and GCC
+// vectorises the scalar form.
 //
-// No header of the system is included: <immintrin.h> alone takes longer to compile than most kernels.
+// No system header is included: <immintrin.h> alone takes longer to compile than most kernels.
 
-// A lambda in the body of a loop that is to be vectorised: of a long one GCC makes a call.
+// A lambda in the body of a loop that is to be vectorised: GCC would turn a long one into a call.
 #define OG_LAMBDA __attribute__((always_inline))
 
 namespace og {
 
-/// Told to a function that may be given anything.
+/// Passed to a function whose arguments may be anything.
 struct any_ends {};
 
-/// What a comparison of two T gives.
+/// The type of a comparison of two T.
 template <class T> struct mask_of { using type = bool; };
 template <class T> using mask = typename mask_of<T>::type;
 
@@ -24,8 +25,8 @@ template <class T> using mask = typename mask_of<T>::type;
 template <class T> OG_FN T choose(bool condition, T if_true, T if_false) { return condition ? if_true : if_false; }
 template <class T> OG_FN T select(bool condition, T if_true, T if_false) { return condition ? if_true : if_false; }
 #if !OG_DEVICE
-// By bits: of `x > 0 ? x : 1` GCC 12 concludes what later conditions are where the constant is taken, and then chooses
-// between conditions, which it cannot vectorise (where(x > 0, x, 1) before a power ran 8 times as long).
+// By bits: from `x > 0 ? x : 1` GCC 12 derives later conditions for the constant, and then selects between conditions,
+// which it cannot vectorise (where(x > 0, x, 1) before a power took 8 times as long).
 OG_FN float select(bool condition, float if_true, float if_false) {
   const u32 mask = -(u32)condition;
   return from_bits((bits(if_true) & mask) | (bits(if_false) & ~mask));
@@ -35,7 +36,7 @@ OG_FN double select(bool condition, double if_true, double if_false) {
   return from_bits((bits(if_true) & mask) | (bits(if_false) & ~mask));
 }
 #endif
-/// Whether a condition holds in any lane.
+/// True if a condition holds in any lane.
 OG_FN bool any(bool condition) { return condition; }
 
 /// `template <class F, if_float<F> = 0>`: a function of float and floats, which has another form for double.
@@ -97,7 +98,7 @@ OG_FN floats operator*(floats a, floats b) { return a.v * b.v; }
 OG_FN floats operator-(floats a) { return -a.v; }
 OG_FN floats& operator*=(floats& a, floats b) { return a = a * b; }
 
-enum { all16 = 0xffff, rounding = 4 };  // every lane; as the machine is set to round
+enum { all16 = 0xffff, rounding = 4 };  // every lane; the current rounding mode
 template <int predicate> OG_FN bools compare(floats a, floats b) {
   return bools((u16)__builtin_ia32_cmpps512_mask(a.v, b.v, predicate, all16, rounding), 0);
 }
@@ -142,27 +143,27 @@ template <> OG_FN floats smallest_normal<floats>() { return smallest_normal<floa
 OG_FN floats scale(floats x, floats n) {
   return __builtin_ia32_scalefps512_mask(x.v, n.v, x.v, all16, rounding);
 }
-/// The larger and the smaller; y where one is NaN.
+/// The larger and the smaller; y if either is NaN.
 OG_FN floats larger(floats x, floats y) { return __builtin_ia32_maxps512_mask(x.v, y.v, y.v, all16, rounding); }
 OG_FN floats smaller(floats x, floats y) { return __builtin_ia32_minps512_mask(x.v, y.v, y.v, all16, rounding); }
 /// floor(log2 x) for x > 0, and the mantissa of x in [1, 2) with its sign; subnormals too.
 OG_FN floats exponent_of(floats x) { return __builtin_ia32_getexpps512_mask(x.v, x.v, all16, rounding); }
 OG_FN floats mantissa_of(floats x) { return __builtin_ia32_getmantps512_mask(x.v, 0, x.v, all16, rounding); }
 
-/// What a logarithm y of x is where x is not a positive finite number: -inf at 0, NaN below, x for inf and NaN. One table
-/// of responses by class of x: quiet and signalling NaN, zero, one, -inf, inf, negative, positive.
+/// A logarithm y of x, corrected where x is not a positive finite number: -inf at 0, NaN below, x for inf and NaN. One
+/// table of responses by class of x: quiet and signalling NaN, zero, one, -inf, inf, negative, positive.
 OG_FN floats log_ends(floats x, floats y) {
   return __builtin_ia32_fixupimmps512_mask(y.v, x.v, (ints16)words(0x03530421u).v, 0, all16, rounding);
 }
 
-/// Told to a function that has a shorter form for lanes which stay away from 0, infinity, NaN, overflow and underflow: the
-/// same bits there, and anything elsewhere. `furthest` says afterwards how far each lane went, in all calls together.
+/// Passed to a function with a shorter form for lanes that stay away from 0, infinity, NaN, overflow and underflow: the
+/// same bits there, and anything elsewhere. `furthest` records how far each lane went, in all calls together.
 struct no_ends {
   words furthest = 0u;
   OG_FN void reaches(words how_far) {
     furthest = (words16)__builtin_ia32_pmaxud512_mask((ints16)furthest.v, (ints16)how_far.v, (ints16)how_far.v, all16);
   }
-  /// Whether nothing went further than 30, as a float: of a NaN the bits are large.
+  /// True if nothing went further than 30, as a float. The bits of a NaN are large.
   OG_FN bool held() const {
     return __builtin_ia32_ucmpd512_mask((ints16)furthest.v, (ints16)bits(floats(30.0f)).v, 2, all16) == all16;
   }
@@ -170,7 +171,7 @@ struct no_ends {
 
 // ---- functions that have no form of their own ------------------------------------------------------------------------
 
-/// f of each lane: GCC vectorises the loop as it does outside of here.
+/// f of each lane: GCC vectorises the loop as it does elsewhere.
 template <class F, class... X> OG_FN floats each_lane(F f, X... x) {
   alignas(64) float in[sizeof...(X)][lane_count], out[lane_count];
   int k = 0;

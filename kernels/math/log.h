@@ -57,7 +57,7 @@ OG_FN double binary_exponent(double x) {
 OG_FN float unscale(float x, float k) { return from_bits(bits(x) - (bits(k + 0x1.8p23f) << 23)); }
 OG_FN double unscale(double x, double k) { return from_bits(bits(x) - (bits(k + 0x1.8p52) << 52)); }
 
-// What log and log1p share outside their range: y where u is positive and finite, else inf, -inf at 0, NaN below 0.
+// The results of log and log1p outside their range: y where u is positive and finite, else inf, -inf at 0, NaN below 0.
 #if OG_LANES
 OG_FN floats log_limits(floats u, floats y) { return log_ends(u, y); }
 #endif

@@ -3,22 +3,23 @@
 #include "math/exp.h"
 #include "math/lanes.h"
 
-// The logistic family, numerator / (1 + e^-x), for float and double: sigmoid, and what activations.h makes of it.
+// The logistic family, numerator / (1 + e^-x), for float and double: sigmoid, and the base for activations.h.
 
 namespace og {
 
-/// 1 + 2^n (1 + t) for the n of scale_one, as good as rounded once: of 1 and 2^n the sum is exact, or one of them hardly felt.
+/// 1 + 2^n (1 + t) for the n of scale_one, nearly rounded once: the sum of 1 and 2^n is exact, or one hardly matters.
 template <class T, class N> OG_FN T one_and_scaled(T t, N n) {
   const T power = pow2(n);
   return fma(power, t, 1 + power);
 }
 
-/// numerator / (1 + 2^n (1 + t)) = quotient * 2^rest, rest <= 0. Where e^z is large its exponent beyond `part` is taken out,
-/// so the quotient neither overflows nor loses bits: sigmoid(-100) is a right subnormal. Dividing by 1 + e^z rounds twice;
-/// the folded x * (e * r) with e = e^-|x| and r = 1 / (1 + e) rounds four times and exceeds 3 ulp (measured).
+/// numerator / (1 + 2^n (1 + t)) = quotient * 2^rest, rest <= 0. If e^z is large, its exponent beyond `part` is taken
+/// out, so the quotient neither overflows nor loses bits: sigmoid(-100) is the right subnormal. Dividing by 1 + e^z
+/// rounds twice; the folded x * (e * r) with e = e^-|x| and r = 1 / (1 + e) rounds 4 times and exceeds 3 ulp
+/// (measured).
 template <class T> OG_FN T logistic_quotient(T numerator, T t, T n, T& rest) {
   const T beyond = exp_constants<T>::part - n;
-  rest = (T)0.5 * (beyond - abs(beyond));  // min(beyond, 0), in arithmetic: GCC makes a select of it into branches
+  rest = (T)0.5 * (beyond - abs(beyond));  // min(beyond, 0), by arithmetic: GCC turns a select into branches
   return divide(numerator, one_and_scaled(t, n + rest));
 }
 #if OG_LANES
@@ -36,13 +37,13 @@ template <class T> OG_FN T logistic(T numerator, T x) {
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale(quotient, rest);
 }
-/// numerator / (1 + 2^n (1 + t)) for n as large as it may be.
+/// numerator / (1 + 2^n (1 + t)) for any n, however large.
 template <class T> OG_FN T logistic_far(T numerator, T t, T n) {
   T rest;
   const T quotient = logistic_quotient(numerator, t, n, rest);
   return scale_down(quotient, rest);
 }
-/// y where x is less than end, else x, which y should be.
+/// y if x is less than end, else x, the correct value there.
 template <class T> OG_FN T finite_up_to(float, T x, T y) { return keep_nan(x, y); }
 /// numerator / (1 + e^-(x + low)) for x down to -131 and what is neither infinite nor next to the subnormals, unless finite_up_to
 /// says what it is there.
@@ -73,8 +74,8 @@ template <class T> OG_FN T logistic(T numerator, T x, T low) {
 }
 
 #if !OG_GPU_FORMS
-// A float on a CPU: what is divided by is 2^64 times as small, and so needs no second exponent. The same bits as above.
-constexpr float logistic_end = 40.0f;  // e^-x is nothing beside 1 above
+// A float on a CPU: the divisor is 2^64 times as small, and so needs no second exponent. The same bits as above.
+constexpr float logistic_end = 40.0f;  // above, e^-x does not change a sum with 1
 OG_FN float finite_up_to(float end, float x, float y) { return x < end ? y : x; }
 OG_FN float logistic_near(float numerator, float x, float low) {
   const moved_power<float> v = moved_power_of<-64>(-x, -low);

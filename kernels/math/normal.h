@@ -4,12 +4,13 @@
 #include "math/exp.h"
 #include "math/log.h"
 
-// erfc, erfcx, log_ndtr and the inverses erfinv and ndtri, as in torch.special and scipy, by the tail Q(t) = e^(-t^2/2) R(t)
-// of erf.h. Double throughout, float rounds the double result once.
+// erfc, erfcx, log_ndtr and the inverses erfinv and ndtri, as in torch.special and scipy, by the tail Q(t) = e^(-t^2/2)
+// R(t) of erf.h. Computed in double; float rounds the double result once.
 
 namespace og {
 
-/// t R(t) sqrt(2 pi) for t >= 35, over s = 1 / t^2 (Abramowitz and Stegun 7.1.23); the first term left out is below 2^-54.
+/// t R(t) sqrt(2 pi) for t >= 35, over s = 1 / t^2 (Abramowitz and Stegun 7.1.23); the first term left out is under
+/// 2^-54.
 OG_FN double mills_series(double s) {
   double p = fma(-11.0, s, 1.0);
   p = fma(-9 * s, p, 1.0);
@@ -18,7 +19,7 @@ OG_FN double mills_series(double s) {
   p = fma(-3 * s, p, 1.0);
   return fma(-s, p, 1.0);
 }
-/// R(t) = g(q) / (t + k) for t >= 0; q = (t - k) / (t + k) and the divisor mended by their remainders.
+/// R(t) = g(q) / (t + k) for t >= 0. Remainders correct q = (t - k) / (t + k) and the divisor.
 OG_FN double mills_ratio(double t) {
   const double near = at_most(t, 35.0), k = tail_center(near);
   const double p = near + k, p_low = near - (p - k), m = near - k, m_low = near - (m + k);

@@ -1,9 +1,9 @@
 #pragma once
 #include "config.h"
 
-// Random bits as a function of the position: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, Parallel random numbers: as easy
-// as 1, 2, 3, SC 2011), drawn as oneDNN's dropout draws them. Nothing is kept between elements, so a backward pass draws
-// the same bits again, and no thread waits for another.
+// Random bits as a function of the position: Philox 4x32-10 (Salmon, Moraes, Dror, Shaw, Parallel random numbers: as
+// easy as 1, 2, 3, SC 2011), with the draws of oneDNN's dropout. No state is kept between elements, so a backward pass
+// draws the same bits again, and no thread waits for another.
 
 namespace og {
 
@@ -14,7 +14,7 @@ OG_FN Philox philox_round(Philox x, u32 k0, u32 k1) {
   return {(u32)(q >> 32) ^ x.b ^ k0, (u32)q, (u32)(p >> 32) ^ x.d ^ k1, (u32)p};
 }
 
-/// Ten rounds; the key moves on by Weyl sequences. Written out: a loop would keep the one around it from being vectorised.
+/// Ten rounds; the key advances by Weyl sequences. Unrolled: a loop would prevent vectorisation of the one around it.
 OG_FN Philox philox(Philox x, u32 k0, u32 k1) {
   const u32 w0 = 0x9E3779B9u, w1 = 0xBB67AE85u;
   x = philox_round(x, k0, k1);
@@ -40,7 +40,7 @@ OG_FN u32 random_word(i64 position, i64 seed, i64 offset) {
 
 // ---- dropout -------------------------------------------------------------------------------------------------------
 
-/// Whether an element is kept: word > (2^32 - 1) * P, compared in double as oneDNN does. NaN keeps nothing.
+/// True if an element is kept: word > (2^32 - 1) * P, compared in double as oneDNN does. If P is NaN, nothing is kept.
 OG_FN bool dropout_keeps(i64 position, i64 seed, i64 offset, float probability) {
   const double bound = 4294967295.0 * (double)probability;
   const u32 whole = bound < 4294967295.0 ? (bound > 0.0 ? (u32)bound : 0u) : 0xffffffffu;

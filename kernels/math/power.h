@@ -16,9 +16,9 @@ template <class T> struct pair {
 };
 
 #if OG_TABLES
-// Of a mantissa m in [1, 2) the first 5 bits tell a number c of 7 bits near 1 / m, so that r = m c - 1 is exact, and then
-// log m = log1p r - log c; from 1.4375 on log(m / 2), so that nothing cancels near 1. By c, the high part of -log c, a
-// multiple of 2^-16 that e ln2 can be added to without rounding, and the low part.
+// The first 5 bits of a mantissa m in [1, 2) select a number c of 7 bits near 1 / m, so that r = m c - 1 is exact, and
+// then log m = log1p r - log c; from 1.4375 on log(m / 2), so that nothing cancels near 1. Rows: c; the high part of
+// -log c, a multiple of 2^-16 that e ln2 can be added to without rounding; the low part.
 alignas(64) static const float logarithms[3][intervals] = {
     {0x1p+0f, 0x1.e8p-1f, 0x1.d8p-1f, 0x1.dp-1f, 0x1.cp-1f, 0x1.b8p-1f, 0x1.a8p-1f, 0x1.ap-1f, 0x1.98p-1f, 0x1.88p-1f,
      0x1.8p-1f, 0x1.78p-1f, 0x1.7p-1f, 0x1.68p-1f, 0x1.6p-1f, 0x1.58p-1f, 0x1.5p-1f, 0x1.48p-1f, 0x1.48p-1f,
@@ -81,7 +81,7 @@ template <class F, if_float<F> = 0> OG_FN pair<F> log_pair(F x) {
   q = fma(q, z, 0x1.243b98p-2f);
   q = fma(q, z, 0x1.999a6ep-2f);
   q = fma(q, z, 0x1.555556p-1f);
-  // What s lacks is felt in its cube too: without that the logarithm has 2^-27.5, and a power 6.6 ulp.
+  // The error of s matters in its cube too: without that the logarithm has 2^-27.5, and a power 6.6 ulp.
   const F tail = fma(s, z * q, fma(twice_low, z, twice_low));
   // e ln2: the high part of ln2 has 16 bits, so the product is exact.
   const F e_ln2 = e * 0x1.62e4p-1f;
@@ -124,7 +124,7 @@ OG_FN pair<double> log_pair(double x) {
   return {high, (sum - high) + sum_low};
 }
 
-/// Whether y is an integer (infinity counts), and whether an odd one.
+/// True if y is an integer (infinity counts); below, if it is an odd one.
 template <class T> OG_FN mask<T> is_integer(T y) { return trunc(y) == y; }
 template <class T> OG_FN mask<T> is_odd(T y) {
   const T half = y * (T)0.5;
@@ -133,7 +133,7 @@ template <class T> OG_FN mask<T> is_odd(T y) {
 
 template <class T> OG_FN bool is_negative(T x) { return (bits(x) >> (8 * sizeof(T) - 1)) != 0; }
 
-/// The sign and the cases C99 lists, given |x|^y (Annex F.10.4.4): x^0 = 1 and 1^y = 1 even for NaN.
+/// Adds the sign and the cases that C99 lists to |x|^y (Annex F.10.4.4): x^0 = 1 and 1^y = 1 even for NaN.
 template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
   const T with_sign = choose(is_negative(x) & is_odd(y), -magnitude, magnitude);
   const T real = choose((x < 0) & (x > -infinity<T>()) & !is_integer(y), quiet_nan<T>(), with_sign);
@@ -141,7 +141,7 @@ template <class T> OG_FN T pow_signed(T x, T y, T magnitude) {
   return choose(one, (T)1, real);
 }
 
-/// y, a logarithm of |x| = a, and what it is where a is 0, infinity or NaN.
+/// y, a logarithm of |x| = a, corrected where a is 0, infinity or NaN.
 template <class T> OG_FN T log_of_size(T a, T y) {
   const mask<T> regular = a > 0 && a < infinity<T>();
   return choose(regular, y, choose(a == 0, -infinity<T>(), a));
@@ -150,8 +150,8 @@ template <class T> OG_FN T log_of_size(T a, T y) {
 OG_FN floats log_of_size(floats a, floats y) { return log_ends(a, y); }
 #endif
 
-/// |x|^(y + y_low) = 2^n (1 + t), y log|x|, which is kept within +-limit, and where it is not a power of two, 2^100 at most,
-/// for what is beyond. (Of a bool that tells GCC 12 makes jumps, and no vector code.)
+/// |x|^(y + y_low) = 2^n (1 + t), where y log|x| is kept within +-limit; y log|x|; and a power of two, 2^100 at most,
+/// for the part beyond the limit. (With a bool for that, GCC 12 makes jumps, and no vector code.)
 template <class T> struct power {
   T n, t, exponent, excess;
 };
@@ -181,10 +181,10 @@ template <class T> OG_FN T pow(T x, T y) {
   return pow_signed(x, y, keep_nan(p.exponent, scale_exp(p.t, p.n)));
 }
 
-/// For an x that is known to be positive, or NaN: no sign, and a logarithm that is shared with powers of the same x.
+/// For an x that is known to be positive, or NaN: no sign, and the logarithm is shared with powers of the same x.
 namespace positive {
 template <class T> OG_FN T log(T x) {
-  const T a = abs(x);  // x itself, but the text that power_parts has, which the compiler then computes once
+  const T a = abs(x);  // equal to x, but written as in power_parts, so that the compiler computes it once
   return log_of_size(a, log_pair(a).high);
 }
 template <class T> OG_FN T pow(T x, T y) {

@@ -2,7 +2,7 @@
 #include "math/derivatives.h"
 #include "math/power.h"
 
-// Derivatives of powers times the gradient d that arrives: see derivatives.h.
+// Derivatives of powers times the incoming gradient d: see derivatives.h.
 
 namespace og {
 
@@ -13,7 +13,7 @@ template <class T> OG_FN T falling_factorial(T b, int order) {
   return c;
 }
 
-/// What |x|^(b - order) is multiplied by to become x^(b - order): parity and wholeness are those of b, as b - order is rounded.
+/// The factor that turns |x|^(b - order) into x^(b - order). b decides parity and wholeness, as b - order is rounded.
 template <class T> OG_FN T power_sign(T x, T b, int order) {
   const mask<T> finite = abs(b) < infinity<T>();
   const mask<T> odd = is_integer(b) & finite & (is_odd(b) != (mask<T>)((order & 1) != 0));
@@ -22,8 +22,8 @@ template <class T> OG_FN T power_sign(T x, T b, int order) {
   return choose(fraction, quiet_nan<T>(), sign);
 }
 
-/// The derivative of |x|^b of an order, times sign d: c |x|^(b - order) sign d, and c. The power of a finite x is neither 0 nor
-/// infinite, as it is not before it is rounded: 0 and infinity times it are 0 and infinity.
+/// The derivative of |x|^b of an order, times sign d: c |x|^(b - order) sign d, and c. The power of a finite x counts
+/// as neither 0 nor infinite, as before rounding: 0 and infinity times it are 0 and infinity.
 template <class T> OG_FN T power_slope(T x, T d, T b, int order, T sign, T& c) {
   const T y = b - order, back = y + order, a = abs(x);
   const T y_low = (b - back) + ((back - y) - order);
@@ -35,13 +35,13 @@ template <class T> OG_FN T power_slope(T x, T d, T b, int order, T sign, T& c) {
   const mask<T> small = abs(c) < 1;  // c * size may overflow, or c be subnormal
   const T g = c * (select(small, (T)0x1p64, (T)0.5) * sign * size);
   const T n = select(regular, p.n + select(small, (T)-64, (T)1), (T)1);
-  // Where d c is a normal number it goes first: neither d 2^n nor c 2^n need be one.
+  // If d c is a normal number, it is computed first: d 2^n and c 2^n may not be normal.
   const T product = d * g;
   const mask<T> first = (abs(product) >= smallest_normal<T>()) & (abs(product) < infinity<T>());
   const T value = times_power(select(first, product, d), select(first, (T)1, g) * select(regular, p.excess, (T)1), n);
-  return select(d == d + d, product, value);  // 0 and infinity times a power are what they are
+  return select(d == d + d, product, value);  // 0 and infinity times a power stay 0 and infinity
 }
-/// The derivative of x^b of an order, times d; 0 where its factor is 0, at x = 0 too.
+/// The derivative of x^b of an order, times d; 0 where its factor is 0, even at x = 0.
 template <class T> OG_FN T pow_backward(T x, T d, T b, int order) {
   T c;
   const T value = power_slope(x, d, b, order, power_sign(x, b, order), c);
@@ -57,8 +57,8 @@ template <class T> OG_FN T pow_backward(T x, T d, T b, int order, any_ends) {
   return positive::pow_backward(x, d, b, order);
 }
 #if OG_LANES
-/// Where no product of some factors comes near the ends of f32, their powers of two may be multiplied in any order: d is 0 or
-/// from 2^-71 to 2^60, c from 2^-8 to 2^20, the power from e^-30 to e^30.
+/// If no product of some factors comes near the limits of f32, their powers of two may be multiplied in any order: d is
+/// 0 or from 2^-71 to 2^60, c from 2^-8 to 2^20, the power from e^-30 to e^30.
 OG_FN floats pow_backward(floats x, floats d, floats b, int order, no_ends& ends) {
   const floats y = b - order, back = y + order, y_low = (b - back) + ((back - y) - order);
   const floats c = falling_factorial(b, order);

@@ -3,10 +3,11 @@
 #include "config.h"
 #include "math/tables.h"
 
-// What f16 and bf16 are computed with on a CPU with AVX-512: a few functions of namespace og in f32, but no nearer to the truth than
-// rounding to 16 bits asks for, which is 2^-17.6 of the result for 0.51 ulp of f16, and 2^-14.6 for bf16. (cuda/fast_math.h is the same
-// for a GPU, whose instructions are others.) Everything else of og is found in og::reduced too, as it is. Without vscalefps the far
-// powers of two of these forms cost more than they spare, up to twice the time of the forms for f32 with AVX2.
+// Functions for f16 and bf16 on a CPU with AVX-512: some functions of namespace og in f32, only as accurate as rounding
+// to 16 bits requires, which is 2^-17.6 of the result for 0.51 ulp of f16, and 2^-14.6 for bf16. (cuda/fast_math.h is
+// the same for a GPU, which has other instructions.) All other functions of og are in og::reduced too, unchanged.
+// Without vscalefps, the far powers of two of these forms cost more than they save: up to twice the time of the f32
+// forms with AVX2.
 
 #if OG_TABLES
 
@@ -15,13 +16,13 @@ namespace reduced {
 
 using namespace og;
 
-/// One rounding of each factor instead of a sixth that is rounded once.
+/// Rounds each factor once, instead of a sixth that is rounded once.
 template <class F> OG_FN F hard_swish(F x) {
   const F bounded = larger((F)-3.0f, x), gate = smaller((F)6.0f, bounded + 3);
   return bounded * (F)0x1.555556p-3f * gate;
 }
 
-/// As og::bell_of, a degree less and not in two parts: error 2^-18.4.
+/// Like og::bell_of, with one degree less and not in two parts: error 2^-18.4.
 template <class F> OG_FN bell<F> bell_of(F t) {
   constexpr float magic = 0x1.8p23f + 191.0f;
   const F square = t * t, k = fma(square, (F)-0x1.715476p-1f, (F)magic), n = k - magic;
@@ -33,7 +34,7 @@ template <class F> OG_FN bell<F> bell_of(F t) {
   return {n, p * r, power_of_bits(k)};
 }
 template <class F> OG_FN F gelu_erf_backward(F x, F d) {
-  const F t = at_most(abs(x), (F)14.875f);  // 0 above, but for d infinite
+  const F t = at_most(abs(x), (F)14.875f);  // 0 above, unless d is infinite
   const bell<F> v = reduced::bell_of(t);
   const F h = by_table(tail_slope, interval_of(t), t), y = scale_far(fma(h, v.e, h), v.n);
   return keep_nan(x, d * choose(x < 0, y, 1 - y));
@@ -56,7 +57,7 @@ template <class F> OG_FN F mish(F x) {
   return scale(bounded * divide(m, m + 2), k - least);
 }
 
-/// As og::mish_backward, with the exponential of gelu_erf_backward.
+/// Like og::mish_backward, with the exponential of gelu_erf_backward.
 template <class F> OG_FN F mish_backward(F x, F d) {
   constexpr float magic = 0x1.8p23f;
   const F size = at_most(abs(x), (F)201.0f), z = smaller(larger((F)-201.0f, x), (F)0);
@@ -70,7 +71,7 @@ template <class F> OG_FN F mish_backward(F x, F d) {
   return keep_nan(x, d * scale_far(fma(g, p * r, g), n));
 }
 
-/// 2^r for |r| <= 1/2, error 2^-23.4: 2^-18 would do for 16 bits, but not where what is added to it cancels.
+/// 2^r for |r| <= 1/2, error 2^-23.4: 2^-18 would be enough for 16 bits, but not where a sum with it cancels.
 template <class F, if_float<F> = 0> OG_FN F power_of_rest(F r) {
   F p = 0x1.5bba1p-10f;
   p = fma(p, r, (F)0x1.3cea88p-7f);
@@ -80,7 +81,7 @@ template <class F, if_float<F> = 0> OG_FN F power_of_rest(F r) {
   return fma(p, r, (F)1);
 }
 
-/// x e / (1 + e), e = e^z, for z that has the sign of x and is no nearer to 0 than it: where e is subnormal, so is x e in bf16.
+/// x e / (1 + e), e = e^z, for a z with the sign of x and |z| >= |x|: where e is subnormal, so is x e in bf16.
 template <class F, if_float<F> = 0> OG_FN F gate(F x, F z) {
   const F y = smaller((F)20.0f, z) * (F)0x1.715476p0f, n = rint(y);
   const F e = scale_far(power_of_rest(y - n), n);
@@ -96,7 +97,7 @@ template <class F> OG_FN F gelu_tanh(F x) {
   return gate(left, v * fma((F)c::b, v * v, (F)c::a));
 }
 
-/// x / (1 + e^-z) for any z, as og::swish_of_product: e^-z stops at 2^100, the rest of it is applied at the end.
+/// x / (1 + e^-z) for any z, like og::swish_of_product: e^-z is limited to 2^100, the rest of it is applied at the end.
 template <class F, if_float<F> = 0> OG_FN F gate_of_product(F x, F z) {
   constexpr float end = -190.0f;
   const F bounded = larger((F)end, smaller((F)20.0f, z)), y = bounded * (F)-0x1.715476p0f, n = rint(y);
@@ -123,7 +124,8 @@ template <class F> OG_FN F sigmoid(F x) {
   return keep_nan(x, choose(x < 0, v.e * v.r, v.r));
 }
 template <class F> OG_FN F sigmoid(F x, F a) { return reduced::sigmoid(a * x); }
-/// It begins as sigmoid does, beside which it often stands. Half of `part`, which may be above 1, as d may be the largest number.
+/// It begins like sigmoid, which is often in the same kernel. Half of `part`, which may exceed 1, as d may be the
+/// largest number.
 template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
   const reduced_power<F> v = reduced_decay_of(z);
   return keep_nan(z, scale_far(d * (factor * ((F)0.5f * v.part * v.r * v.r)), v.n + 1));
@@ -131,8 +133,8 @@ template <class F, if_float<F> = 0> OG_FN F sigmoid_slope(F z, F d, F factor) {
 template <class F> OG_FN F sigmoid_backward(F x, F d) { return reduced::sigmoid_slope(x, d, (F)1); }
 template <class F> OG_FN F sigmoid_backward(F x, F d, F a) { return reduced::sigmoid_slope(a * x, d, a); }
 
-/// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, s = e r and 1 - s = r = 1 / (1 + e), e = e^z: nothing cancels that
-/// the condition (see derivatives.h) does not excuse. The power of two of a small e goes to d. z and m have ends.
+/// f = x sigmoid(z): f' = s (1 + m (1 - s)), m = x dz/dx, s = e r and 1 - s = r = 1 / (1 + e), e = e^z: nothing cancels
+/// beyond what the condition permits (see derivatives.h). The power of two of a small e goes to d. z and m are limited.
 template <class F, if_float<F> = 0> OG_FN F slope_of_gate(F z, F m, F d) {
   const reduced_power<F> v = reduced_power_of(z);
   const mask<F> left = z < 0;
@@ -142,7 +144,7 @@ template <class F, if_float<F> = 0> OG_FN F within_gate(F z) { return larger((F)
 template <class F, if_float<F> = 0> OG_FN F swish_slope(F z, F d) {
   return slope_of_gate(within_gate(z), within_gate(z), d);
 }
-/// swish in a kernel that has its slope, too.
+/// swish in a kernel that also has its slope.
 template <class F> OG_FN F swish_beside_slope(F x) {
   const reduced_power<F> v = reduced_power_of(within_gate(x));
   return larger((F)-200.0f, x) * (v.e * v.r);

@@ -21,7 +21,7 @@
 #include "math/trig32.h"
 #include "math/trig64.h"
 
-// The whole scalar library. Everything computes in float or double; convert.h is the way to and from 16-bit storage.
+// The whole scalar library. Everything computes in float or double; convert.h converts to and from 16-bit storage.
 
 #if OG_LANES
 namespace og {

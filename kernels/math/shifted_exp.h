@@ -2,15 +2,16 @@
 #include "math/exp.h"
 #include "math/lanes.h"
 
-// e^(x - c) for several numbers c, each the same for all x: e^x = 2^n (1 + t) is found once, and e^-c is 2^k m with the
-// number, so that 2^(n + k) (m + m t) is left for each. At most 2.2 ulp; nothing is rounded before the exponential, as x - c
-// is by itself. Where a |c| is beyond 2^17, an x near c is none that e^x has a reduction for: there each is by itself.
+// e^(x - c) for several numbers c, each the same for all x. e^x = 2^n (1 + t) is computed once, and e^-c = 2^k m once
+// per number, so that 2^(n + k) (m + m t) is left for each. At most 2.2 ulp; nothing is rounded before the exponential,
+// while x - c alone would be. If a |c| is beyond 2^17, e^x has no reduction for an x near c: then each is computed
+// alone.
 //
-// opgraph/codegen/shifts.py says where that is done.
+// opgraph/codegen/shifts.py decides where that is done.
 
 namespace og {
 
-/// e^-c or e^c of a number c: 2^n m. `near`: whether c is small enough.
+/// e^-c or e^c of a number c: 2^n m. `near`: true if c is small enough.
 struct Shift {
   float m = 1, n = 0;
   bool near = true;
@@ -22,7 +23,7 @@ OG_SLOW Shift shift_by(float c) {
   return s;
 }
 
-/// e^x = 2^n (1 + t), for |x| up to twice what a shift may be: beyond that e^(x - c) is 0 or infinity anyway.
+/// e^x = 2^n (1 + t), for |x| up to twice the largest shift: beyond that e^(x - c) is 0 or infinity anyway.
 template <class T> struct Exponential {
   T n, t;
 };
@@ -41,13 +42,13 @@ OG_FN float scale_anywhere(float x, float n) {
 OG_FN floats scale_anywhere(floats x, floats n) { return scale(x, n); }
 #endif
 
-/// Told to a side of a choice where all shifts are near.
+/// Passed to a side of a choice if all shifts are near.
 struct near_shifts : any_ends {};
 
 template <class T> OG_FN T shifted(Exponential<T> e, Shift s) {
   return scale_anywhere(fma((T)s.m, e.t, (T)s.m), e.n + (T)s.n);
 }
-/// e^(x - c), of which `difference` is x - c. Where a number is not near: compiled once, as that is nearly never met.
+/// e^(x - c); `difference` is x - c. If a number is not near: compiled once, because that hardly ever occurs.
 template <class T> OG_SLOW T exp_apart(T x) { return exp(x); }
 template <class T> OG_FN T shifted_exp(Exponential<T>, Shift, T difference, any_ends) { return exp_apart(difference); }
 template <class T> OG_FN T shifted_exp(Exponential<T> e, Shift s, T, near_shifts) { return shifted(e, s); }

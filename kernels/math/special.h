@@ -2,9 +2,9 @@
 #include "config.h"
 #include "math/log.h"
 
-// lgamma, digamma and trigamma, as in torch.special and scipy. Double throughout, float rounds the double result once and is
-// therefore right near the zeros too. Recurrences move the argument to where a polynomial or the asymptotic series holds;
-// negative arguments are reflected. Fixed trip counts and selects only.
+// lgamma, digamma and trigamma, as in torch.special and scipy. Computed in double; float rounds the double result once
+// and is therefore right near the zeros too. Recurrences move the argument to where a polynomial or the asymptotic
+// series holds; negative arguments are reflected. Fixed trip counts and selects only.
 
 namespace og {
 
@@ -61,8 +61,8 @@ OG_FN double lgamma_near_two(double d) {
   return d * fma(p, d, 0x1.b0ee6072093cep-2);
 }
 
-/// x > 0. Below 1/2 and 3/2 by lgamma(x) = lgamma(x + 1) - log x; to 10 by stepping down, collecting the product; above by
-/// Stirling's series (Abramowitz and Stegun 6.1.41), whose first term left out is below 2^-57 there.
+/// x > 0. Below 1/2 and 3/2 by lgamma(x) = lgamma(x + 1) - log x; to 10 by stepping down, collecting the product; above
+/// by Stirling's series (Abramowitz and Stegun 6.1.41), whose first omitted term is below 2^-57 there.
 OG_FN double lgamma_positive(double x) {
   double product = 1;
   double y = x;

@@ -3,13 +3,13 @@
 #include "math/exp.h"
 #include "math/lanes.h"
 
-// Functions by table, on the CPU alone: a polynomial for each of 32 intervals. Its coefficients are found by one
-// instruction each for 16 floats (vpermt2ps, which costs as much as a multiplication), by an index for one float: the
-// same bits. Machines without AVX-512, and GPUs, have no such instruction and keep the forms without a table (OG_TABLES is
-// 0): with AVX2 tables take up to 1.9 times as long.
+// Functions by table, on the CPU alone: a polynomial for each of 32 intervals. For 16 floats, one instruction looks up
+// each coefficient (vpermt2ps, which costs as much as a multiplication); for one float, an index does: the same bits.
+// Machines without AVX-512, and GPUs, have no such instruction and keep the forms without a table (OG_TABLES is 0):
+// with AVX2 tables take up to 1.9 times as long.
 //
 // Row 0 of a table has the point that an interval is expanded about, chosen near its middle so that the constant term,
-// in the last row, is nearly a float; the highest power comes first. Own weighted fits (Lawson); errors said at each.
+// in the last row, is nearly a float; the highest power comes first. Own weighted fits (Lawson), each with its error.
 
 #if !OG_DEVICE && !defined(OG_NO_TABLES) && defined(__AVX512F__)
 #define OG_TABLES 1
@@ -20,7 +20,7 @@ enum { intervals = 32 };
 
 OG_FN float lookup(const float* row, u32 i) { return row[i % intervals]; }
 OG_FN u32 shifted(u32 bits, int right) { return bits >> right; }
-/// |x|, or the bound where that is larger or NaN.
+/// |x|, or the bound if |x| is larger or NaN.
 OG_FN float size_within(float x, float bound) {
   const float size = abs(x);
   return size < bound ? size : bound;
@@ -35,11 +35,11 @@ OG_FN floats lookup(const float* row, words i) {
 }
 OG_FN words shifted(words bits, int right) { return bits.v >> (u32)right; }
 OG_FN words operator^(words a, words b) { return a.v ^ b.v; }
-// Not by vrangeps, which does both at once: Intel's cores wait for what its result's register held before.
+// Not by vrangeps, which does both at once: on Intel's cores it waits for the old value of its result's register.
 OG_FN floats size_within(floats x, floats bound) { return smaller(abs(x), bound); }
 #endif
 
-/// p times h^(rows - k), and the rows from k on.
+/// p times h^(rows - k), plus the terms of the rows from k on.
 template <int k, int rows, class F, class I> OG_FN F and_rows(const float (&table)[rows][intervals], I i, F h, F p) {
   if constexpr (k == rows) return p;
   else return and_rows<k + 1>(table, i, h, fma(p, h, lookup(table[k], i)));  // no loop: GCC would not unroll it
@@ -51,12 +51,12 @@ template <int rows, class F, class I> OG_FN F by_table(const float (&table)[rows
 
 /// The interval of t in [0, 15): 8 of them from 0 to 1, from 1 to 3, from 3 to 7, and from 7 to 15.
 template <class F> OG_FN auto interval_of(F t) { return shifted(bits(t + 1), 20); }
-/// That of t in [0, 5.3], all as wide in t (t + 3.25): the steeper the function, the narrower.
+/// The interval of t in [0, 5.3]. All are equally wide in t (t + 3.25): narrower where the function is steeper.
 template <class F> OG_FN auto interval_by_square(F t) {
   return bits(fma(t, fma(t, (F)0x1.6357fep-1f, (F)(3.25f * 0x1.6357fep-1f)), (F)0x1.8p23f));
 }
-/// That of size = |x|: 4 of them from 0 to 4 / 3, to 4, to 28 / 3 and for all others; the sign of x, moved to a bit of the
-/// exponent that tells nothing new, makes others of them.
+/// The interval of size = |x|: 4 of them from 0 to 4 / 3, to 4, to 28 / 3 and for all others. The sign of x gives other
+/// intervals: it is moved to a bit of the exponent that carries no information.
 template <class F> OG_FN auto interval_of(F size, F x) {
   const F bounded = smaller(fma(size, (F)0.75f, (F)1), (F)15.5f);
   return shifted(bits(bounded) ^ (shifted(bits(x), 6) & 0x02000000u), 21);
@@ -105,7 +105,7 @@ alignas(64) static const float lower_tail[7][32] = {
      0x1.53efdcp-20f, 0x1.848f02p-21f, 0x1.bb5164p-22f, 0x1.f3e324p-23f, 0x1.1c716ep-23f, 0x1.44f7dap-24f},
 };
 
-/// R(t) - t / sqrt(2 pi); error 2^-25.8 of the larger one of that and of its condition, see derivatives.h.
+/// R(t) - t / sqrt(2 pi); error 2^-25.8 of the larger of this and its condition, see derivatives.h.
 alignas(64) static const float tail_slope[6][32] = {
     {0x1.1ff52p+0f, 0x1.6003a6p+0f, 0x1.9ffe4p+0f, 0x1.dff796p+0f, 0x1.100386p+1f, 0x1.30085ep+1f, 0x1.5008dep+1f,
      0x1.6ffe62p+1f, 0x1.9ff26p+1f, 0x1.dff0ccp+1f, 0x1.100344p+2f, 0x1.300946p+2f, 0x1.500586p+2f, 0x1.6ff334p+2f,

@@ -2,7 +2,7 @@
 #include "config.h"
 
 // sin, cos and tan of a double. Up to 2^31 the argument is reduced by three 53-bit pieces of pi/2 (Cody and Waite), the
-// second one in double-double: about 2^-130 absolute error, more than the closest double to a multiple of pi/2 asks for.
+// second one in double-double: about 2^-130 absolute error, more than the double closest to a multiple of pi/2 needs.
 // Beyond, 192 bits of 2/pi starting where multiples of 4 end are multiplied by the significand (Payne and Hanek).
 
 namespace og {
