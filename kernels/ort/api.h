@@ -1,10 +1,11 @@
 #pragma once
 #include "config.h"
 
-// The part of onnxruntime's C ABI that a library of custom ops needs, declared here so that none of its headers has to be
-// found. Source: include/onnxruntime/core/session/onnxruntime_c_api.h. Both tables only ever grow at their end: onnxruntime
-// itself asserts the position of the last function of each version (KernelContext_GetResource is 265 and ends version 16),
-// so what is declared below holds for every onnxruntime from 1.17, which brought KernelContext_ParallelFor, on.
+// The part of onnxruntime's C ABI that a library of custom ops needs, declared here so that no header of onnxruntime
+// has to be found. Source: include/onnxruntime/core/session/onnxruntime_c_api.h. Both tables only grow at their end:
+// onnxruntime itself asserts the position of the last function of each version (KernelContext_GetResource is 265 and
+// ends version 16). So the declarations below hold for every onnxruntime from 1.17 on, which added
+// KernelContext_ParallelFor.
 
 namespace og {
 namespace ort {
@@ -25,7 +26,7 @@ struct KernelInfo;
 struct Context;
 struct CustomOp;
 
-// OrtApi. What is skipped is named by its first position.
+// OrtApi. Skipped functions are named by the position of the first.
 struct Api {
   Status* (*CreateStatus)(int code, const char* message);
   void* skipped_1[25];
@@ -84,7 +85,7 @@ struct ApiBase {
   const char* (*GetVersionString)();
 };
 
-// OrtCustomOp as of version 17. A member that an onnxruntime of this version may call without looking must be there:
+// OrtCustomOp as of version 17. A member that an onnxruntime of this version may call without a check must not be null:
 // null ones among the first crashed it (tried with versions 1 and 13).
 struct CustomOp {
   u32 version;

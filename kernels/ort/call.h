@@ -3,9 +3,9 @@
 #include "ort/dense.h"
 #include "ort/swish.h"
 
-// One call of a fused kernel as a custom op of onnxruntime: what it needs is read off the context, the layout is found, and
-// the space is cut into pieces for onnxruntime's own threads. Nothing here throws, aborts or keeps anything but the kernel's
-// own state: every failure is an OrtStatus. The emitted text holds one Op for each name, signature and provider.
+// One call of a fused kernel as a custom op of onnxruntime: reads the operands from the context, finds the layout, and
+// cuts the space into pieces for onnxruntime's own threads. Nothing here throws, aborts or keeps anything but the
+// kernel's own state: every failure is an OrtStatus. The emitted text has one Op for each name, signature and provider.
 
 namespace og {
 namespace ort {
@@ -18,9 +18,9 @@ struct Variant {
 
 struct GpuVariant;  // kernels/ort/gpu.h
 
-// One way to call an op: with how many inputs, which load reads which input. Input 255: the attribute alpha. `row_rank`:
-// how many axes make a row, 0 where rows are not reduced. `result`: what each result holds. `moderate`: a kernel for the
-// usual alphas, whatever the layout; may be null. `bytes`: of an element of each operand.
+// One form of calls of an op: the number of inputs, and the input of each load. Input 255: the attribute alpha.
+// `row_rank`: the number of axes of a row, 0 if rows are not reduced. `result`: the contents of each result.
+// `moderate`: a kernel for the usual alphas, with any layout; may be null. `bytes`: of an element of each operand.
 struct Form {
   i64 inputs, loads;
   const DenseLoad* load;
@@ -36,7 +36,7 @@ struct Form {
 
 enum { attribute = 255 };
 
-// Who runs an op: what onnxruntime calls the provider (null: the CPU), what a new kernel makes sure of, and a call.
+// The provider of an op: its name in onnxruntime (null: the CPU), the preparation of a new kernel, and a call.
 struct Provider {
   const char* name;
   Status* (*prepare)();
@@ -106,7 +106,7 @@ inline const Variant* find_variant(const Form& form, const DenseLayout& layout) 
     bool fits = true;
     for (i64 k = 0; fits && form.variant[v].kinds[k] != 0; ++k) {
       const char slot = form.variant[v].kinds[k];
-      // One element, of the space or of each row, is where every kind of operand begins.
+      // One element, of the space or of each row: operands of every kind begin at it.
       fits = layout.size == 1 || (single && slot != 'u') || serves(slot, layout.kinds[k]);
     }
     if (fits) return &form.variant[v];
@@ -114,14 +114,14 @@ inline const Variant* find_variant(const Form& form, const DenseLayout& layout) 
   return nullptr;
 }
 
-// What a call brings: the address of each load and result, and where they stand.
+// The operands of a call: the address of each load and result, and the layout.
 struct Call {
   const Form* form;
   void* base[dense_operands + 1];
   DenseLayout layout;
 };
 
-// Reads a call off its context, and has onnxruntime allocate the results.
+// Reads a call from its context. onnxruntime allocates the results.
 inline Status* read_call(Kernel& kernel, Context* context, Call* call) {
   const Op& op = *kernel.op;
   const Value* values[dense_operands];

@@ -1,15 +1,15 @@
 #pragma once
 #include "cpu/pointwise.h"
 
-// Where dense operands stand in the space that they broadcast to: what opgraph/loops/layout.py does in Python, for a
-// library that has to do it without. Operands are row-major, so along the innermost axis each one stands still or runs on.
+// The positions of dense operands in the space that they broadcast to: opgraph/loops/layout.py in C++, for a library
+// that runs without Python. Operands are row-major: the stride along the innermost axis is 0 or 1.
 
 namespace og {
 
 enum { dense_rank = 32, dense_operands = 64 };
 
-// How an operand's dimensions meet the space: from the right, as in NumPy, or one dimension along axis 1. Where only the
-// shape of an operand counts, its place does not.
+// The alignment of an operand's dimensions with the space: from the right, as in NumPy, or one dimension along axis 1.
+// Where only the shape of an operand counts (not `read`), its position does not.
 struct DenseLoad {
   u8 input;
   bool channel, read;
@@ -20,20 +20,20 @@ struct DenseShape {
   i64 dims[dense_rank];
 };
 
-// What a result holds: every element of the space, or one for each row, with the row's axes (of size 1) or without them.
+// The contents of a result: every element of the space, or one for each row, with the row's axes (size 1) or without.
 enum : u8 { each_element, each_row_kept, each_row_dropped };
 
 struct DenseLayout {
   DenseShape shape;  // of the space before collapsing
-  i64 rank, outer, size;  // of the axes, those before a row's: all of them where rows are not reduced
+  i64 rank, outer, size;  // of axes; of axes before a row's, all if rows are not reduced; of elements
   i64 dims[dense_rank];
-  i64 strides[dense_operands * dense_rank];  // as og::Space has them: those of operand k from k * rank on
-  char kinds[dense_operands];                // u, r, b, c or s of each operand, as opgraph/loops/layout.py has them
+  i64 strides[dense_operands * dense_rank];  // as in og::Space: those of operand k from k * rank on
+  char kinds[dense_operands];                // u, r, b, c or s of each operand, as in opgraph/loops/layout.py
 };
 
 OG_FN bool along_channel(const DenseLoad& load, const DenseShape& shape) { return load.channel && shape.rank == 1; }
 
-// The space of these operands; false where they do not broadcast.
+// The space of these operands. Returns false if they do not broadcast.
 inline bool dense_space(const DenseLoad* loads, i64 count, const DenseShape* shapes, DenseShape* space) {
   space->rank = 0;
   for (i64 k = 0; k < count; ++k) {
@@ -58,7 +58,7 @@ inline bool dense_space(const DenseLoad* loads, i64 count, const DenseShape* sha
 // Strides of one operand along every axis of the space; 0 where it is broadcast.
 inline void dense_strides(const DenseLoad& load, const DenseShape& shape, i64 rank, i64* strides) {
   for (i64 d = 0; d < rank; ++d) strides[d] = 0;
-  if (!load.read) return;  // must not keep axes apart
+  if (!load.read) return;  // must not prevent the merging of axes
   if (along_channel(load, shape)) {
     strides[rank > 1 ? 1 : 0] = shape.dims[0] == 1 ? 0 : 1;
     return;
@@ -98,9 +98,9 @@ inline char kind_of(const i64* strides, i64 rank, i64 outer) {
   return still ? 'u' : last == 1 ? 'c' : last != 0 ? 's' : outer < rank && in_row ? 'b' : 'r';
 }
 
-// The layout of these loads and dense results: axes of extent 1 dropped, neighbours merged that every operand walks as one,
-// those of a row (the last `row_rank`, none where rows are not reduced) among themselves. False where the loads do not
-// broadcast, or have fewer axes than a row.
+// The layout of these loads and dense results. Axes of extent 1 are dropped, and neighbours that every operand walks as
+// one are merged; those of a row (the last `row_rank`, none if rows are not reduced) only with each other. Returns
+// false if the loads do not broadcast, or have fewer axes than a row.
 inline bool dense_layout(const DenseLoad* loads, i64 count, const DenseShape* shapes, const u8* results, i64 result_count,
                          i64 row_rank, DenseLayout* out) {
   DenseShape& space = out->shape;
@@ -139,8 +139,8 @@ inline bool dense_layout(const DenseLoad* loads, i64 count, const DenseShape* sh
   return true;
 }
 
-// The boxes that rows are cut into: whole rows, neighbours, of about `most` elements. Written behind the strides of a
-// layout, as kernels/cpu/inner_reduction.h wants it; returns their number.
+// Cuts rows into boxes: whole rows, neighbours, of about `most` elements. Writes them behind the strides of a layout,
+// in the format of kernels/cpu/inner_reduction.h, and returns their number.
 inline i64 cut_rows(const DenseLayout& layout, i64 most, i64* to) {
   i64 *box = to + 3, *counts = box + layout.rank, elements = 1, boxes = 1;
   for (i64 d = layout.rank - 1; d >= 0; --d) {
@@ -156,8 +156,8 @@ inline i64 cut_rows(const DenseLayout& layout, i64 most, i64* to) {
   return boxes;
 }
 
-// Whether a kernel for an operand of kind `slot` serves one that is `kind`: a row's value may be the whole call's, and a
-// stride known at run time anything.
+// True if a kernel for an operand of kind `slot` serves one of kind `kind`: a row's value may be the whole call's, and
+// a stride known at run time may be any.
 OG_FN bool serves(char slot, char kind) { return slot == kind || slot == 's' || (slot == 'r' && kind == 'u'); }
 
 }  // namespace og

@@ -2,33 +2,33 @@
 #include "cuda/driver.h"
 #include "ort/op.h"
 
-// The same ops on onnxruntime's CUDA provider. A call finds the layout as on a CPU, then the kernel that serves it and its
-// arguments, as opgraph/codegen/kernel.py does in Python, and launches it on the provider's stream. Nothing waits. The
-// kernels come as machine code for several GPUs and as PTX for later ones; what fits the GPU of a context is loaded into it
-// when the first kernel is created there.
+// The same ops on onnxruntime's CUDA provider. A call finds the layout as on a CPU, then a kernel that serves it and
+// its arguments, as opgraph/codegen/kernel.py does in Python, and launches it on the provider's stream. Nothing waits.
+// The kernels come as machine code for several GPUs and as PTX for later ones; the image for the GPU of a context is
+// loaded into it when the first kernel is created there.
 
 namespace og {
 namespace ort {
 
-// A kernel of kernels/cuda/pointwise.cuh, or of the files beside it, for operands of these kinds.
+// A kernel of kernels/cuda/pointwise.cuh, or of the files next to it, for operands of these kinds.
 struct GpuVariant {
   const char* kinds;
-  i64 kernel;  // its place among the library's
-  i64 rank;    // of the space that it is told of, 0: it is told of none, which is one row
+  i64 kernel;  // its index in the library
+  i64 rank;    // of the space in its arguments; 0: it has none, and the space is one row
   i64 vector;  // elements of a pack
   i64 tile;    // elements of a flat space, or packs of rows, that one block does
-  i64 most;    // elements that it serves
+  i64 most;    // most elements that it serves
   bool narrow; // finds rows by 32-bit arithmetic
 };
 
-// The kernels of a library for one sort of GPU. `major`, `minor`: its compute capability; of PTX the oldest.
+// The kernels of a library for one type of GPU. `major`, `minor`: its compute capability; for PTX, the oldest one.
 struct Image {
   int major, minor;
   bool is_ptx;
   const u8* data;
 };
 
-// What the emitted text has of kernels.
+// The kernels in the emitted text.
 struct Kernels {
   i64 images;
   const Image* image;
@@ -41,11 +41,11 @@ enum { gpu_rank = 8, gpu_operands = 48, contexts = 32, block_size = 256 };
 
 static cuda::Driver driver;
 static const Kernels* kernels = nullptr;
-static cuda::Context* context_of[contexts];  // which contexts the kernels are loaded in; only ever grows
+static cuda::Context* context_of[contexts];  // the contexts that the kernels are loaded into; only grows
 
-// ---- what went wrong -----------------------------------------------------------------------------------------------
+// ---- errors ---------------------------------------------------------------------------------------------------------
 
-// A message, put together without a library.
+// A message, composed without a library.
 struct Message {
   char text[320];
   i64 length = 0;
@@ -86,7 +86,7 @@ inline const Image* image_for(int major, int minor) {
   return best;
 }
 
-// Loads all kernels into the current context, to the given place.
+// Loads all kernels into the current context, for index `place`.
 inline Status* load_kernels(i64 place) {
   int device = 0, major = 0, minor = 0, version = 0;
   int error = driver.cuCtxGetDevice(&device);
@@ -112,7 +112,7 @@ inline Status* load_kernels(i64 place) {
   for (i64 i = 0; i < kernels->count; ++i) {
     cuda::Function** function = &kernels->functions[place * kernels->count + i];
     error = driver.cuModuleGetFunction(function, module, kernels->names[i]);
-    int threads = 0;  // to ask for it loads the code now: at a first launch within a capture it is too late
+    int threads = 0;  // this query loads the code now: a first launch within a capture is too late
     if (error == cuda::success) error = driver.cuFuncGetAttribute(&threads, 0, *function);
     if (error != cuda::success) return failed("a kernel cannot be loaded", error);
   }
@@ -126,7 +126,7 @@ inline i64 place_of(cuda::Context* context) {
   return -1;
 }
 
-// Loads the kernels into a context, where they are not there yet.
+// Loads the kernels into a context, unless they are there already.
 inline Status* load_into(cuda::Context* context, i64* place) {
   *place = place_of(context);
   if (*place >= 0) return nullptr;
@@ -152,7 +152,7 @@ inline Status* load_into(cuda::Context* context, i64* place) {
 
 // Finds the driver, once.
 inline Status* ready() {
-  static int state = 0;  // 1: there, 2: not
+  static int state = 0;  // 1: found, 2: not found
   static char lock = 0;
   while (__atomic_test_and_set(&lock, __ATOMIC_ACQUIRE)) {}
   if (state == 0) state = cuda::find_driver(&driver) && driver.cuInit(0) == cuda::success ? 1 : 2;
@@ -162,19 +162,19 @@ inline Status* ready() {
   return api->CreateStatus(fail, "opgraph: no NVIDIA driver: libcuda.so.1 cannot be loaded, or finds no GPU (nvidia-smi)");
 }
 
-// When a kernel is created: so that what is too old is told of before anything runs.
+// Called when a kernel is created, so that an old GPU or driver is reported before anything runs.
 inline Status* prepare_on_gpu() {
   OG_TRY(ready());
   cuda::Context* context = nullptr;
   i64 place = 0;
-  if (driver.cuCtxGetCurrent(&context) != cuda::success || context == nullptr) return nullptr;  // the first call says
+  if (driver.cuCtxGetCurrent(&context) != cuda::success || context == nullptr) return nullptr;  // first call reports it
   return load_into(context, &place);
 }
 
 // ---- one call ------------------------------------------------------------------------------------------------------
 
-// Whether packs of a variant lie within rows, and at multiples of their size in every operand that runs on. (Operands are
-// dense, so where a row is whole packs, so is every step beyond one.)
+// True if packs of a variant lie within rows, and at multiples of their size in every operand with stride 1. (Operands
+// are dense: if a row is whole packs, every stride beyond one is too.)
 inline bool packs_fit(const GpuVariant& v, const Form& form, const DenseLayout& layout, void* const* base) {
   if (v.vector == 1) return true;
   if (v.rank > 0 && layout.dims[layout.rank - 1] % v.vector != 0) return false;
@@ -192,7 +192,7 @@ inline const GpuVariant* find_gpu_variant(const Form& form, const DenseLayout& l
     bool fits = layout.size <= v.most && (v.rank == 0 ? layout.rank == 1 : layout.rank <= v.rank);
     for (i64 k = 0; fits && v.kinds[k] != 0; ++k) {
       const char kind = layout.kinds[k];
-      // One element is where every kind of operand begins.
+      // One element: operands of every kind begin at it.
       fits = layout.size == 1 || (v.rank == 0 ? v.kinds[k] == kind : serves(v.kinds[k], kind));
     }
     if (fits && packs_fit(v, form, layout, base)) return &v;
@@ -200,7 +200,7 @@ inline const GpuVariant* find_gpu_variant(const Form& form, const DenseLayout& l
   return nullptr;
 }
 
-// og::Divider<u32> as a word: the multiplier, and the shift in the upper half; formula there.
+// og::Divider<u32> as a word: the multiplier, and the shift in the upper half; the formula is there.
 inline i64 magic(i64 divisor) {
   i64 shift = 0;
   while (((i64)1 << shift) < divisor) ++shift;
@@ -208,7 +208,7 @@ inline i64 magic(i64 divisor) {
   return (i64)(multiplier | (u64)shift << 32);
 }
 
-// og::Layout as words. Axes of extent 1 come first, where the kernel is told of more than there are.
+// og::Layout as words. Axes of extent 1 come first, if the kernel has more axes than the layout.
 inline void write_layout(const GpuVariant& v, const DenseLayout& layout, i64 operands, i64* to) {
   const i64 more = v.rank - layout.rank;
   for (i64 d = 0; d < v.rank; ++d) {
@@ -255,7 +255,7 @@ inline Status* compute_on_gpu(void* state, Context* context) {
     write_layout(*v, call.layout, operands, layout);
     arguments[given++] = layout;
   }
-  arguments[given] = &count;  // of which a narrow kernel reads the lower half
+  arguments[given] = &count;  // a narrow kernel reads its lower half
   const i64 blocks = (count + v->tile - 1) / v->tile;
   if (blocks > 2147483647) return api->CreateStatus(not_implemented, "opgraph: more elements than a launch has blocks for");
   if (current != wanted) error = driver.cuCtxPushCurrent(wanted);

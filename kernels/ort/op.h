@@ -1,12 +1,12 @@
 #pragma once
 #include "ort/call.h"
 
-// What onnxruntime asks about an op, and how it gets to know a library's.
+// The callbacks of an op for onnxruntime, and the registration of a library's ops.
 
 namespace og {
 namespace ort {
 
-// ---- what onnxruntime asks about an op -----------------------------------------------------------------------------
+// ---- callbacks ------------------------------------------------------------------------------------------------------
 
 inline const Op& self(const CustomOp* op) { return *(const Op*)op; }
 
@@ -17,7 +17,7 @@ inline Status* create(const CustomOp* op, const Api*, const KernelInfo* info, vo
   float alpha = 1;
   if (self(op).has_alpha) {
     if (Status* status = api->KernelInfoGetAttribute_float(info, "alpha", &alpha)) {
-      api->ReleaseStatus(status);  // left out
+      api->ReleaseStatus(status);  // not given
       alpha = 1;
     }
   }
@@ -60,8 +60,8 @@ static const Provider on_cpu = {nullptr, nullptr, compute};
 
 // ---- registration --------------------------------------------------------------------------------------------------
 
-// A message if this CPU lacks what the library was compiled for; running on would end the process.
-// (OG_NO_RUNTIME: without the compiler's own runtime library nobody can be asked.)
+// A message if this CPU lacks a feature that the library was compiled for; running on would end the process.
+// (OG_NO_RUNTIME: without the compiler's own runtime library, features cannot be queried.)
 inline const char* missing_feature() {
 #if !defined(OG_NO_RUNTIME) && defined(__x86_64__)
 #if defined(__AVX512F__)
@@ -77,7 +77,7 @@ inline const char* missing_feature() {
   return nullptr;
 }
 
-// Adds ops to a session's options. One domain for the life of the process: sessions refer to it.
+// Adds ops to a session's options. There is one domain for the life of the process, because sessions refer to it.
 inline Status* register_ops(SessionOptions* options, const ApiBase* base, Op* ops, i64 count) {
   const Api* found = base->GetApi(api_version);
   if (found == nullptr) {

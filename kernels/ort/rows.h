@@ -2,5 +2,5 @@
 #include "cpu/inner_reduction.h"
 #include "ort/op.h"
 
-// A library with loops over rows, too: kernels/ort/call.h calls og::launch_inner as it calls og::launch, with boxes of rows in
-// the place of elements.
+// A library that also has loops over rows: kernels/ort/call.h calls og::launch_inner like og::launch, with boxes of
+// rows in place of elements.

@@ -1,11 +1,12 @@
 #pragma once
 #include "cpu/pointwise.h"
 
-// x sigmoid(a x) for one factor 2^-6 <= |a| <= 2^6, the usual ones: with about half the instructions of og::swish, which
-// has to be right for every factor. onnxruntime has a fast kernel for a = 1 alone.
+// x sigmoid(a x) for one factor 2^-6 <= |a| <= 2^6, the usual ones: with about half the instructions of og::swish,
+// which must be right for every factor. onnxruntime has a fast kernel for a = 1 alone.
 //
-// y = x / (1 + e^-ax) = 2^-40 x / (2^-40 + 2^-40 e^-ax). Scaled so, the denominator holds e^116, and beyond |a x| = 116
-// every result with such an a rounds to 0: no exponent has to be taken apart. Above a x = 40 the result is x itself.
+// y = x / (1 + e^-ax) = 2^-40 x / (2^-40 + 2^-40 e^-ax). With this scale the denominator can hold e^116, and beyond |a
+// x| = 116 every result with such an a rounds to 0: no exponent has to be split off. Above a x = 40 the result is x
+// itself.
 
 namespace og {
 
@@ -17,10 +18,10 @@ OG_FN float swish_moderate(float x, float a, float edge) {
   const float t = exp_reduce(-product, -fma(a, near, -product), n);
   const float scaled = pow2(n - 40);  // garbage where the result is x
   const float quotient = divide(near, fma(scaled, t, 0x1p-40f + scaled)) * 0x1p-40f;
-  return a * x <= 40 ? quotient : x;  // NaN is x
+  return a * x <= 40 ? quotient : x;  // for NaN, x
 }
 
-// As emitted functors are: one element at a time, over og::range. x1 is the factor.
+// Like an emitted functor: one element at a time, over og::range. x1 is the factor.
 template <class S> struct ModerateSwish {
   static constexpr int operands = 3;
   const S* x0;
