@@ -16,7 +16,7 @@ from emulator import FakeCupy
 import opgraph as og
 from opgraph.ir.stage_log import STAGES
 
-#: What holds on to the CuPy that it was imported with.
+#: Modules that keep a reference to the CuPy that they were imported with.
 _MODULES = (
     "cuda", "cuda_arrays", "cuda_kernel", "cuda_exchange", "cuda_memory", "cuda_sequence", "providers.onnx_device",
     "providers.torch_partition",
@@ -38,14 +38,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def the_same_numbers_every_time() -> None:
-    """torch draws from its own generator, and a test that holds for most numbers only must not pass by luck."""
+def seed_torch() -> None:
+    """Seeds torch's own generator, so that a test that holds for most numbers only does not pass by luck."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
 
 def _modes() -> dict[str, object]:
-    """What torch computes under, if it is imported."""
+    """The modes that torch computes under, if it is imported."""
     if "torch" not in sys.modules:
         return {}
     import torch
@@ -61,8 +61,8 @@ def _modes() -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True)
-def the_modes_of_torch_stay() -> Iterator[None]:
-    """A test that leaves gradients off, for one, fails itself, beside the tests after it."""
+def torch_modes_unchanged() -> Iterator[None]:
+    """Fails a test that leaves torch's modes changed, such as gradients off; otherwise later tests would fail."""
     before = _modes()
     yield
     after = _modes()
@@ -74,8 +74,8 @@ _tests = itertools.count()
 
 
 @pytest.fixture(autouse=True)
-def few_objects_to_look_through() -> None:
-    """Python's collector looks through what tests have made since the last 25, and through all after 500.
+def rare_garbage_collection() -> None:
+    """Collects garbage rarely: every 25 tests the objects made since then, every 500 tests all objects.
 
     A collection of all that torch and other tests keep alive takes a second, and took a third of the time.
     """
@@ -87,7 +87,7 @@ def few_objects_to_look_through() -> None:
 
 
 class _Records(logging.Handler):
-    """Keeps what is logged."""
+    """Keeps all log records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _Records(logging.Handler):
 
 @pytest.fixture
 def stage_records() -> Iterator[list[logging.LogRecord]]:
-    """What the stages of opgraph log while a test runs, so far.
+    """The records that the stages of opgraph have logged so far, while a test runs.
 
     pytest's own plugin for logs is off (pyproject.toml): its handlers make torch write down all that it compiles.
     """
@@ -117,7 +117,7 @@ def stage_records() -> Iterator[list[logging.LogRecord]]:
 
 @pytest.fixture
 def interpreted_kernels() -> Iterator[None]:
-    """Nothing is compiled: captured graphs run the loops of their kernels op by op."""
+    """Compiles nothing: captured graphs run the loops of their kernels op by op."""
     from opinfo_interpreted import interpreted  # needs torch
 
     with interpreted():
@@ -137,7 +137,7 @@ def one_rank(tmp_path: Path) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    """No partition is taken for one that was compiled before."""
+    """Turns off the cache of compiled partitions."""
     before = og.onednn.get_compiled_partition_cache_capacity()
     og.onednn.set_compiled_partition_cache_capacity(0)
     yield
@@ -146,7 +146,7 @@ def no_cache() -> Iterator[None]:
 
 @pytest.fixture
 def cupy() -> Iterator[FakeCupy]:
-    """CuPy replaced by host memory and emulated kernels. (tests/gpu has its own, of a GPU.)"""
+    """CuPy replaced by host memory and emulated kernels. (tests/gpu has its own fixture, with a GPU.)"""
 
     def forget() -> None:
         for name in _MODULES:

@@ -1,5 +1,5 @@
-"""Whether a GPU's results are the CPU's: the same bits, but for f16 and bf16, which a GPU computes by instructions that
-may be a little off (kernels/cuda/fast_math.h), so that now and then a result is rounded to the neighbour."""
+"""Compares the results of a GPU with those of the CPU: the bits are the same, except for f16 and bf16, where
+approximate instructions of a GPU (kernels/cuda/fast_math.h) now and then round a result to the neighbour."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NARROW = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 def differing(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Where results are not the CPU's; NaN is NaN, whatever its bits.
+    """Marks the results that differ from the CPU's; NaN equals NaN, whatever its bits.
 
-    A f16 or bf16 may be the next one, counted at no less than 2^-10: what larger numbers leave when they cancel keeps
-    their errors. How far results are from the truth is tested apart.
+    A f16 or bf16 may be the next number, with a distance of at least that at 2^-10: results of cancellation keep the
+    errors of the larger numbers. Other tests check the distance from the truth.
     """
     if got.dtype != expected.dtype or got.shape != expected.shape:
         return np.ones(got.shape, bool)
@@ -38,15 +38,15 @@ def differing(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def agree(got: np.ndarray, expected: np.ndarray) -> bool:
-    """Whether no element differs, nor dtype and shape."""
+    """True if no element differs, nor dtype and shape."""
     return got.dtype == expected.dtype and got.shape == expected.shape and not differing(got, expected).any()
 
 
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """The CPU engine compiles the forms of functions that a GPU has, without tables (kernels/math/tables.h)."""
+    """Makes the CPU engine compile the GPU forms of functions, without tables (kernels/math/tables.h)."""
     before = cpu_compiler.FLAGS
-    cpu_compiler.FLAGS = (*before, "-DOG_NO_TABLES")  # part of what compiled kernels are found by
+    cpu_compiler.FLAGS = (*before, "-DOG_NO_TABLES")  # part of the key of compiled kernels
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """Random graphs over the whole registry, and the same graph again with other ids in another order.
 
-`graphs()` is a hypothesis strategy. Every `add_op` that fails on the way must leave the graph as it
-was: that is checked here, as no test calls add_op wrongly in more ways.
+`graphs()` is a hypothesis strategy. Every `add_op` that fails must leave the graph unchanged. This is checked here,
+because no test calls add_op wrongly in more ways.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opgraph.ir.logical_tensor import port_name
 from opgraph.ir.op_validation import checked_op
 from opgraph.ir.opdef import Attr, OpDef, all_ops
 
-#: Names that break what prints or generates text carelessly.
+#: Names that break careless printing or code generation.
 NASTY = (
     'a"b', "a\nb", "*/ #", "# x", "%0", "const", "graph", "inf", "nan", "true", "a b", "α", "\u2028", "\x85", "\x00",
     "->", "int", "for", "x" * 10_000, "'", "\\", "\ud800", "1x", "?", "[*]", "sha256:" + "0" * 64,
@@ -80,7 +80,7 @@ def graphs(draw: Any, *, named: bool = False) -> og.Graph:
     """A finalized graph.
 
     Args:
-        named: every input has a name; otherwise some have none, as in oneDNN's way.
+        named: every input has a name; otherwise some have none, as in oneDNN.
     """
     g = og.Graph()
     values: list[og.LogicalTensor] = []
@@ -104,7 +104,7 @@ def graphs(draw: Any, *, named: bool = False) -> og.Graph:
 def _grown(
     draw: Any, g: og.Graph, record: OpDef, values: list[og.LogicalTensor], named: bool
 ) -> list[og.LogicalTensor]:
-    """The values that one more op makes, with new inputs and constants where it needs them."""
+    """Adds one more op, with new inputs and constants where it needs them, and returns its values."""
     bound = {symbol: draw(st.sampled_from(allowed)) for symbol, allowed in record.types.items()}
     if set(bound) > {"T1", "T2"} and draw(st.integers(0, 3)):
         bound = dict.fromkeys(bound, bound["T1"])
@@ -119,7 +119,7 @@ def _grown(
         made = len(record.outputs)
         attrs = {a.name: attr_value(draw, a) for a in record.attrs if a.required or draw(st.booleans())}
     names = [draw(st.one_of(st.none(), NAMES)) for _ in range(made)]
-    if draw(st.booleans()):  # the short way
+    if draw(st.booleans()):  # the short form
         keywords = {k: v for k, v in attrs.items() if k not in ("name", "dtype", "outputs", "op")}
         dtype = draw(st.sampled_from(("f32", "f16", "s4"))) if draw(st.booleans()) else None
         name = (names[0] if names else None) or ""
@@ -140,7 +140,7 @@ def _grown(
     op_id, op_name = g._next_op + draw(st.integers(0, 3)), draw(NAMES)
 
     def add() -> None:
-        # finalize checks the shapes of ops added this way; here they must fit, so they are inferred before.
+        # finalize checks the shapes of ops added this way. They must fit here, so they are inferred before.
         inferred = checked_op(g._tables, op_id, record.kind, tuple(inputs), tuple(outs), op_name, attrs, infer=True)
         op = og.Op(op_id, record.kind, inputs, inferred.outputs, name=op_name)
         for key, value in attrs.items():
@@ -183,7 +183,7 @@ def _operand(draw: Any, g: og.Graph, dtype: str, values: list[og.LogicalTensor],
 
 
 def renumbered(g: og.Graph, seed: int) -> og.Graph:
-    """The same content, the oneDNN way: other ids, ops added in another order and named otherwise."""
+    """The same content in oneDNN's form: other ids, ops added in another order and with other names."""
     chance = random.Random(seed)
     ids = sorted({t.id for op in g.ops for t in (*op.inputs, *op.outputs)} | {t.id for t in (*g.inputs, *g.outputs)})
     fresh = dict(zip(ids, chance.sample(range(3 * len(ids) + 1), len(ids)), strict=True))

@@ -1,8 +1,8 @@
-"""What a GPU may answer for f16 and bf16, on a CPU: cuda/fast_math.h, each instruction off by as much as it may be.
+"""Possible results of a GPU for f16 and bf16, on a CPU: cuda/fast_math.h, each instruction off by its largest error.
 
-Many loops are compiled into one library; each kernel runs over arrays of one length, element by element. Subnormals are
-flushed by the CPU's own switch, as `-ftz=true` does: results of all f32 arithmetic, and for bf16 arguments too. (The
-host's conversion of f16 passes through f32 subnormals, where a GPU's does not, so arguments are left alone there.)
+Many loops are compiled into one library; each kernel runs over arrays of one length, element by element. The CPU's own
+switch flushes subnormals, as `-ftz=true` does: results of all f32 arithmetic, and for bf16 arguments too. (The host's
+conversion of f16 passes through f32 subnormals, unlike a GPU's, so arguments are not flushed there.)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ extern "C" void run{index}(void* const* base, og::i64 n, unsigned flush) {{
 }}
 """
 _FLUSH_RESULTS, _FLUSH_ARGUMENTS = 0x8000, 0x0040
-#: In the order of og::approx: what each instruction's result is moved by, of its largest error.
+#: In the order of og::approx: the shift of each instruction's result, relative to its largest error.
 ERRORS: tuple[tuple[str, tuple[float, ...], int], ...] = (
     ("none", (0.0,) * 6, 0),
     *((f"ex2 {a:+}, the others {b:+}", (a, b, b, b, b, b), 0) for a in (1.0, -1.0) for b in (1.0, -1.0)),
@@ -81,18 +81,18 @@ def names() -> set[str]:
 
 
 def functor(loop: Loop) -> str:
-    """The functor of a loop as CUDA gets it, every operand contiguous."""
+    """The functor of a loop as CUDA receives it, with every operand contiguous."""
     variant = Variant("c" * (len(loop.loads) + len(loop.stores)), True)
     return emit_functor(loop, variant, packs=True, approximate=approximate(loop, variant)).code
 
 
 def is_changed(loop: Loop) -> bool:
-    """Whether the loop calls a function that og::fast has in its own form."""
+    """True if the loop calls a function that og::fast has in its own form."""
     return bool(set(re.findall(r"og::fast::(\w+)\(", functor(loop))) & names())
 
 
 class Library:
-    """Loops, compiled together, with flags of the compiler besides."""
+    """Loops, compiled together, with additional flags of the compiler."""
 
     def __init__(self, loops: Sequence[Loop], more: Sequence[str] = ()) -> None:
         compiler = find_compiler()
@@ -107,7 +107,7 @@ class Library:
         self._library = ctypes.CDLL(str(made))
 
     def results(self, index: int, arrays: Sequence[np.ndarray]) -> Iterator[tuple[str, list[np.ndarray]]]:
-        """What loop `index` makes of arrays of one length: for each choice of errors, its name and the results."""
+        """Yields, for each choice of errors, its name and the results of loop `index` for arrays of one length."""
         loop = self.loops[index]
         size = len(arrays[0])
         flush = _FLUSH_RESULTS | (_FLUSH_ARGUMENTS if any(x.dtype == "bf16" for x in loop.loads) else 0)

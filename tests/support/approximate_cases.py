@@ -1,4 +1,4 @@
-"""What a GPU computes approximately, in f16 and bf16: ops, operands, and where results count."""
+"""Approximate computations of a GPU in f16 and bf16: ops, operands, and the results that count."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from opgraph.loops.lower import lower
 from opgraph.ops import samples
 
 SMALLEST = 2.0**-126
-#: A result so near the smallest normal number is flushed where what it is made of falls below.
+#: A result so near the smallest normal number is flushed if its parts fall below that number.
 FLUSHED = SMALLEST * (1 + 2.0**-7)
-#: Of operands of an op with several, as many as test seconds allow.
+#: Operands of an op with several inputs: as many as the time of the tests allows.
 GRID = 60_000
 
 
@@ -36,7 +36,7 @@ def cases() -> tuple[tuple[Case, Loop], ...]:
 
 
 def columns_of(case: Case) -> list[np.ndarray]:
-    """All 65,536 values: alone, and for a derivative with 1 and with anything to multiply by; then a grid."""
+    """All 65,536 values: alone, and for a derivative with factor 1 and with random factors; then a grid."""
     line = points.every_16_bit_value(dtypes.get(case.dtype).numpy)
     if len(case.ports) == 1:
         return [line]
@@ -53,7 +53,7 @@ def columns_of(case: Case) -> list[np.ndarray]:
 
 
 def judged(dtype: str, columns: list[np.ndarray], truth: np.ndarray) -> np.ndarray:
-    """Where a result counts: bf16 has the range of f32, and subnormals of that are zeros on a GPU."""
+    """Marks the results that count: bf16 has the range of f32, whose subnormals are zeros on a GPU."""
     if dtype != "bf16":
         return np.ones(len(truth), bool)
     floats = [c.astype(np.float64) for c in columns if c.dtype != bool]
@@ -62,7 +62,7 @@ def judged(dtype: str, columns: list[np.ndarray], truth: np.ndarray) -> np.ndarr
 
 
 def positive_powers(dtype: str) -> tuple[tuple[str, str], list[np.ndarray], np.ndarray]:
-    """Powers of what is surely positive, and of the same as it comes: texts, operands, and the base of the second."""
+    """Powers of surely positive numbers, and of any numbers: texts, operands, and the base of the second."""
     both = "  y = Pow(p, b)\n  dx = PowBackward(p, d, b)\n  dxx = PowBackward(p, d, b, order=2)"
     head = f"graph({{0}}: {dtype}[n], b: {dtype}[n], d: {dtype}[n]) -> (y, dx, dxx)\n"
     chosen = head.format("x") + "  c = Greater(x, 0.0)\n  p = Select(c, x, 1.0)\n" + both

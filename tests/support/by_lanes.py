@@ -1,4 +1,4 @@
-"""Kernels on a CPU that takes 16 floats at a time, and the same kernels by one float at a time."""
+"""Kernels on a CPU that takes 16 floats at a time, and the same kernels with one float at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_lanes = pytest.mark.skipif(not _has_lanes(), reason="no GCC, or a machine 
 
 
 def functor(f: og.Executable) -> str:
-    """What was emitted for its one kernel."""
+    """The code of its one kernel."""
     (source,) = f.kernels.values()
     return source[source.index("struct Fused") :]
 

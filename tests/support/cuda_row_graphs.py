@@ -1,4 +1,4 @@
-"""Graphs whose kernels walk rows on a GPU, and how they are run without one."""
+"""Graphs whose kernels walk rows on a GPU, and a way to run them without one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compiled(text: str, dtype: str) -> Any:
 
 
 def unit(dtype: str) -> float:
-    """What rounding a result may change, relative to it."""
+    """The relative change by rounding a result."""
     return 2.0 ** -{"f64": 53, "f32": 24, "f16": 11, "bf16": 8}[dtype]
 
 
@@ -141,7 +141,7 @@ def bound(text: str, rows: int, length: int) -> tuple[Loop, Layout]:
 
 SOFTMAX = "graph(x: {t}[n,c], w: {t}[c], r: {t}[n,c]) -> (y)\n  s = SoftMax(x, axis=-1)\n  p = Multiply(s, w)\n"
 SOFTMAX += "  y = Add(p, r)"
-#: Graph, shapes, dtype, V, whether rows are held.
+#: Graph, shapes, dtype, V, and whether rows are held.
 ODD = {
     "between a scale and a residual": (SOFTMAX, {"x": (9, 1001), "w": (1001,), "r": (9, 1001)}, "f32", 4, True),
     "of 16 bits": (SOFTMAX, {"x": (17, 643), "w": (643,), "r": (17, 643)}, "bf16", 8, True),
@@ -166,7 +166,7 @@ ODD = {
 
 
 def odd_feeds(graph: og.Graph, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Random numbers, and for conditions every second one at random."""
+    """Random numbers; for conditions, a random half is true."""
     found = {}
     for i, t in enumerate(graph.inputs):
         shape = shapes[str(t.name)]

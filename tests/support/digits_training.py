@@ -1,4 +1,4 @@
-"""Small models that train on scikit-learn's digits, real data that comes with a package: for curves and their test."""
+"""Small models that train on scikit-learn's digits, real data that comes with a package: for curves and their tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import opgraph.torch as ogt
 
-#: Images kept apart, to tell how well a trained model does.
+#: Images kept apart, to measure how well a trained model does.
 HELD_OUT = 297
 BATCH = 64
 
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated MLP, each after a norm and beside a shortcut."""
+    """Attention and a gated MLP, each after a norm and with a shortcut."""
 
     def __init__(self, width: int, length: int, reordered: bool) -> None:
         super().__init__()
@@ -124,11 +124,11 @@ class Llama(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """A model to train, and its data.
 
     Attributes:
-        make: the model; its argument tells whether the activations are computed in another, equally valid order.
-        inputs: of the pixels [N, 64] and the labels [N]: what the model takes, and what its scores should point at.
+        make: the model; with argument True, the activations are computed in another, equally valid order.
+        inputs: from the pixels [N, 64] and the labels [N], the model's input and the targets of its scores.
     """
 
     make: Callable[[bool], nn.Module]
@@ -144,12 +144,12 @@ class Case:
 
 
 def image_and_class(pixels: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which digit is it?"""
+    """Classification of the digit."""
     return pixels.float().reshape(-1, 1, 8, 8) / 16, labels
 
 
 def pixel_and_next(pixels: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which grey value follows?"""
+    """Prediction of the next grey value."""
     return pixels[:, :-1], pixels[:, 1:]
 
 
@@ -164,7 +164,7 @@ EXACT, EAGER, OTHER_ORDER, FUSED = "eager f64", "eager f32", "eager f32, another
 
 
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Grey values 0 to 16 of 1797 images, [1797, 64], and what they show."""
+    """Grey values 0 to 16 of 1797 images, [1797, 64], and their digits."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -178,7 +178,7 @@ class Curve:
     Attributes:
         losses: before each step.
         start, end: all parameters, in one f64 vector, before the first step and after the last one.
-        held_out: the loss on images that it has not seen.
+        held_out: the loss on images that were not in the training.
     """
 
     losses: list[float]
@@ -191,17 +191,17 @@ Rule = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """What most train with. Its step is the gradient over its own size: of a gradient of nearly 0 it is all error."""
+    """The usual optimizer. It divides the gradient by its own size: a gradient of nearly 0 becomes pure error."""
     return torch.optim.AdamW(parameters, lr=3e-3)
 
 
 def descent(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Steps in proportion to the gradients, so parameters are as far apart as gradients are."""
+    """Steps in proportion to the gradients: the distance of parameters is that of gradients."""
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
 
 
 def trained(case: Case, way: str, steps: int, rule: Rule = adam) -> Curve:
-    """A training run from the same parameters, over the same batches, in the same order, whatever the way."""
+    """A training run. All ways have the same parameters at the start, and the same batches in the same order."""
     torch.manual_seed(0)
     model = case.make(way == OTHER_ORDER)
     if way == EXACT:

@@ -1,4 +1,4 @@
-"""A disk without room, made by the limit that the system has for files."""
+"""A disk without room, simulated by the system's limit on file sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """No file can grow beyond `size` bytes here; the last write before that is cut short, as on a full disk."""
+    """Limits every file to `size` bytes; the last write before the limit is cut short, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

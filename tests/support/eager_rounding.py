@@ -1,7 +1,7 @@
-"""How far results may be from float64: as eager torch is, in any of the orders in which it adds.
+"""The allowed distance of results from float64: that of eager torch, in any of the orders in which it adds.
 
-A gradient of a scalar parameter is one long sum, which may nearly cancel. What eager torch makes of it depends on the
-number of threads among which its convolutions and products share their sums: by a factor of six in an EfficientNet.
+A gradient of a scalar parameter is one long sum, which may nearly cancel. Its error in eager torch depends on the
+number of threads that share the sums of convolutions and products: it varies by a factor of six in an EfficientNet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def in_each_order(call: Callable[[], Tensors]) -> list[Tensors]:
-    """The results of an eager call by all threads, at least two, and by one."""
+    """The results of an eager call with all threads, at least two, and with one."""
     threads = torch.get_num_threads()
     results = []
     try:
@@ -27,11 +27,11 @@ def in_each_order(call: Callable[[], Tensors]) -> list[Tensors]:
 
 
 def assert_as_exact(fused: Tensors, eager: Sequence[Tensors], exact: Tensors, *, least: float = 0.0) -> None:
-    """On the whole at most twice as far from float64 as eager, no tensor farther than twice its worst; dtypes alike.
+    """In total at most twice as far from float64 as eager, no tensor farther than twice its worst; dtypes are equal.
 
     Args:
         eager: runs of `in_each_order`; the farthest of them counts.
-        least: tensors whose norm is at most this part of the largest are passed over: their truth is 0.
+        least: tensors whose norm is at most this part of the largest are skipped: their truth is 0.
     """
     eps = torch.finfo(torch.float32).eps
     own, theirs = [], []

@@ -1,11 +1,11 @@
-"""Running CUDA text without a GPU: the same source, compiled by the host compiler, one thread after the other.
+"""Runs CUDA text without a GPU: the same source, compiled by the host compiler, one thread after the other.
 
-Each thread of a block is a coroutine that runs until it meets others: those of its warp in a shuffle, those of its
-block in `__syncthreads()`. Warps run one after the other between two barriers, and so do blocks. `backwards` turns both
-round, so that a result which depends on who comes first shows. An access to a pack that does not lie at a multiple of
-its size fails, as on a GPU; one beyond the end of an array ends the process (tests/support/guarded.py). What differs
-from a GPU is what `OG_DEVICE` switches: the machine's own instructions for accesses, rounding and division. `FakeCupy`
-stands for the few functions of CuPy that the CUDA engine calls, and passes kernel arguments as CuPy 14.2 does.
+Each thread of a block is a coroutine that runs until it must wait for others: for those of its warp in a shuffle, for
+those of its block in `__syncthreads()`. Warps run one after the other between two barriers, and so do blocks.
+`backwards` reverses both orders, which reveals a result that depends on them. An access to a pack that is not at a
+multiple of its size fails, as on a GPU; one beyond the end of an array ends the process (tests/support/guarded.py). It
+differs from a GPU in what `OG_DEVICE` switches: instructions for accesses, rounding and division. `FakeCupy` replaces
+the few functions of CuPy that the CUDA engine calls, and passes kernel arguments like CuPy 14.2.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opgraph.runtime.cpu_compiler import find_compiler
 _FOLDER = tempfile.TemporaryDirectory(prefix="opgraph-emulated-")
 _FLAGS = (
     "-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-DOG_NO_TABLES", "-w", "-fPIC", "-shared",
-    "-fno-gnu-unique",  # what templates declare `__shared__` would be that of the first kernel of the process
+    "-fno-gnu-unique",  # else `__shared__` variables of templates would be those of the process's first kernel
 )  # fmt: skip
 _BEFORE = """\
 #include <ucontext.h>
@@ -59,7 +59,7 @@ template <class P> P* placed(P* p, unsigned long size) {
   return p;
 }
 """
-#: Accesses of kernels/cuda/pointwise.cuh -> the same, which say whether they are where a GPU allows them.
+#: Accesses of kernels/cuda/pointwise.cuh -> the same with a check that a GPU allows their addresses.
 _PLACED = {
     "__builtin_memcpy(to, p, 16)": "__builtin_memcpy(to, placed(p, 16), 16)",
     "__builtin_memcpy(p, from, 16)": "__builtin_memcpy(placed(p, 16), from, 16)",
@@ -143,7 +143,7 @@ def build(code: str, entry: str) -> ctypes.CDLL:
 
 
 class FakeArray:
-    """What the engine reads of a CuPy array, on the memory of a NumPy array."""
+    """The part of a CuPy array that the engine reads, on the memory of a NumPy array."""
 
     def __init__(self, array: np.ndarray, device: int = 0) -> None:
         self.host = array
@@ -209,8 +209,8 @@ class FakeCupy(types.ModuleType):
 
     `capturing`: addresses of streams from which a graph is captured. `uploads` counts allocations from the driver,
     `freed` has the addresses of those that were freed, `loaded` kernels whose code is on the device, `waits` the waits
-    for the whole device.
-    `copies` records ("to host" or "to device", bytes) of every copy between the two memories, as far as CuPy makes it.
+    for the whole device. `copies` records ("to host" or "to device", bytes) of every copy between the two memories that
+    CuPy makes.
     """
 
     ndarray = FakeArray
@@ -279,7 +279,7 @@ class FakeCupy(types.ModuleType):
 
     def from_dlpack(self, value: Any) -> FakeArray:
         host = value.host
-        if not isinstance(host, np.ndarray):  # a tensor of a torch that believes in GPUs
+        if not isinstance(host, np.ndarray):  # a tensor of a torch with a fake GPU
             from opgraph.runtime.providers.torch import to_numpy
 
             host = to_numpy(host)
@@ -307,7 +307,7 @@ class _OnHost:
 class _Function:
     def __init__(self, cupy: FakeCupy, library: ctypes.CDLL, name: str) -> None:
         self.cupy, self.library, self.name = cupy, library, name
-        self.ptr = ctypes.cast(library.run, ctypes.c_void_p).value  # what tests/support/libcuda.py launches
+        self.ptr = ctypes.cast(library.run, ctypes.c_void_p).value  # launched by tests/support/libcuda.py
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: Any, shared: int, stream: Any) -> None:
         assert len(block) == 1 and 0 < block[0] <= 512 and block[0] % 32 == 0 and shared == 0 and 0 < grid[0] < 2**31
@@ -320,7 +320,7 @@ class _Function:
 
 
 def _argument(value: Any) -> Any:
-    """As CuPy: None is a null pointer, a Python int has 64 bits, a NumPy scalar its own size, one element its bytes."""
+    """Like CuPy: None is a null pointer, a Python int has 64 bits, a NumPy scalar its size, one element its bytes."""
     if value is None or isinstance(value, int):
         return ctypes.c_int64(value or 0)
     if isinstance(value, np.ndarray):
@@ -345,7 +345,7 @@ class _MemoryPointer:
         self.cupy, self.memory = cupy, memory
 
     def copy_from_host(self, source: int, size: int) -> None:
-        """Raises what CuPy 14.2 raises: no error of CUDA's."""
+        """Raises the same as CuPy 14.2: no error of CUDA's."""
         if self.cupy.stream.ptr in self.cupy.capturing:
             raise RuntimeError("the current stream is capturing, so synchronous API calls are disallowed")
         ctypes.memmove(self.memory.ptr, source, size)

@@ -1,4 +1,4 @@
-"""What torch's exporters write: a module of every activation at once, in any dtype and opset."""
+"""Models from torch's exporters: a module of every activation at once, in any dtype and opset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _swiglu(x: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * value
 
 
-#: Activations and their relatives, as people write them.
+#: Activations and related functions, as users write them.
 ZOO: dict[str, Function] = {
     "silu": F.silu,
     "swish with a factor": lambda x: x * torch.sigmoid(1.5 * x),
@@ -69,7 +69,7 @@ ZOO: dict[str, Function] = {
     "softmax": lambda x: torch.softmax(x, -1),
     "layernorm": lambda x: F.layer_norm(x, (8,)),
 }
-#: What only the newer exporter takes.
+#: Functions that only the newer exporter accepts.
 NEW_ONLY: dict[str, Function] = {
     "asinh": torch.asinh,
     "expm1": torch.expm1,
@@ -91,8 +91,8 @@ class Zoo(torch.nn.Module):
 
 
 def export(module: torch.nn.Module, args: tuple[torch.Tensor, ...], opset: int, **options: Any) -> onnx.ModelProto:
-    """A module as torch's exporter writes it, its first input's first axis dynamic."""
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # which packages it does not find is no news here
+    """A module as torch's exporter writes it, with a dynamic first axis of its first input."""
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports missing packages, which do not matter here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shapes = options.pop("dynamic_shapes", ({0: torch.export.Dim("n")}, *({} for _ in args[1:])))
@@ -103,7 +103,7 @@ def export(module: torch.nn.Module, args: tuple[torch.Tensor, ...], opset: int, 
 
 
 def export_by_tracing(module: torch.nn.Module, args: tuple[torch.Tensor, ...], opset: int) -> onnx.ModelProto:
-    """A module as torch's older exporter writes it, which knows opsets before 18."""
+    """A module as torch's older exporter writes it, which supports opsets before 18."""
     written = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,7 +121,7 @@ def numpy_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def rounding_errors(got: Any, want: torch.Tensor) -> float:
-    """The largest difference, in roundings of the dtype at the largest value (or at 1, where all are smaller)."""
+    """The largest difference, in roundings of the dtype at the largest value (or at 1, if all are smaller)."""
     exact = want.detach().double().numpy()
     size = max(1.0, float(np.abs(exact).max()))
     return float(np.abs(np.asarray(got).astype(np.float64) - exact).max() / size / torch.finfo(want.dtype).eps)

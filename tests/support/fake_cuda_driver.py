@@ -1,7 +1,7 @@
-"""A libcuda.so.1 of our own: contexts, modules and launches, on the CPU.
+"""A fake libcuda.so.1: contexts, modules and launches, on the CPU.
 
-It has the functions that kernels/cuda/driver.h asks for and no others: a library that waited or copied would not load.
-A module is the image itself, and has the functions whose names are in it. A launch goes to a function of Python's.
+It has only the functions that kernels/cuda/driver.h loads: a library that calls others, to wait or copy, would not
+load. A module is the image itself, and has the functions whose names are in it. A launch calls a Python function.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ int cuLaunchKernel(char* function, unsigned gx, unsigned gy, unsigned gz, unsign
 _LAUNCH = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 )
-#: What a launch is told: kernel, blocks, threads, stream, addresses of the arguments.
+#: Arguments of a launch: kernel, blocks, threads, stream, addresses of the arguments.
 Launched = Callable[[str, int, int, int, "ctypes._Pointer[ctypes.c_void_p]"], None]
 
 
 def built(folder: Path) -> Path:
-    """The driver, compiled there."""
+    """Compiles the driver in a folder."""
     compiler = find_compiler()
     assert compiler is not None
     source, made = folder / "driver.c", folder / "libcuda.so.1"
@@ -97,7 +97,7 @@ def built(folder: Path) -> Path:
 
 
 class FakeDriver:
-    """The driver of this process from now on: whoever asks for libcuda.so.1 gets it.
+    """The driver of this process from now on: every load of libcuda.so.1 returns it.
 
     Args:
         launched: called for each launch, which ends before it returns.
@@ -109,21 +109,21 @@ class FakeDriver:
         ctypes.c_void_p.in_dll(self.library, "fake_launch").value = ctypes.cast(self._launched, ctypes.c_void_p).value
 
     def set(self, **numbers: int) -> None:
-        """Numbers that it answers with: init, version, major, minor, load; errors are CUDA's."""
+        """Sets the numbers that it returns: init, version, major, minor, load; errors are CUDA's."""
         for name, number in numbers.items():
             ctypes.c_int.in_dll(self.library, f"fake_{name}").value = number
 
     def enter(self, context: int) -> None:
-        """Makes a context the current one; 0: none is."""
+        """Makes a context the current one; 0: none."""
         ctypes.c_void_p.in_dll(self.library, "fake_current").value = context
 
     @property
     def current(self) -> int:
-        """The current context; 0: none is."""
+        """The current context; 0: none."""
         return ctypes.c_void_p.in_dll(self.library, "fake_current").value or 0
 
     @property
     def loaded(self) -> tuple[int, str]:
-        """How many modules were loaded, and what the last one is: "ptx", or "sm_90"."""
+        """The number of modules loaded, and the kind of the last one: "ptx", or "sm_90"."""
         raw = (ctypes.c_char * 8).in_dll(self.library, "fake_image").raw
         return ctypes.c_int.in_dll(self.library, "fake_loads").value, "ptx" if raw[:3] == b"ptx" else f"sm_{raw[7]}"

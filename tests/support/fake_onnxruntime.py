@@ -1,7 +1,7 @@
-"""An onnxruntime of our own, as a library of custom ops sees it: its table of functions, and a call of one op.
+"""A fake onnxruntime for a library of custom ops: the table of functions, and a call of one op.
 
-The table has what kernels/ort/api.h names, at its positions in OrtApi; all else is null. Tensors of the CUDA provider
-lie in memory that ends where they end (tests/support/guarded.py).
+The table has the functions that kernels/ort/api.h names, at their positions in OrtApi; all others are null. Tensors of
+the CUDA provider end where accessible memory ends (tests/support/guarded.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from guarded import guarded
 
 _P, _I, _U32, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_size_t
 _OUT = ctypes.POINTER(_P)
-#: Of an OrtCustomOp, in order.
+#: Members of an OrtCustomOp, in order.
 _MEMBERS = (
     *("version", "CreateKernel", "GetName", "GetExecutionProviderType", "GetInputType", "GetInputTypeCount"),
     *("GetOutputType", "GetOutputTypeCount", "KernelCompute", "KernelDestroy", "GetInputCharacteristic"),
@@ -25,7 +25,7 @@ _MEMBERS = (
 
 
 class StatusError(Exception):
-    """An OrtStatus: its code, and the message."""
+    """An OrtStatus: its code and message."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -36,8 +36,8 @@ class FakeOnnxruntime:
     """Registers a library and calls its ops.
 
     Attributes:
-        stream: of the CUDA provider.
-        offset: where its tensors begin, in bytes beyond a multiple of 16.
+        stream: the stream of the CUDA provider.
+        offset: the start of its tensors, in bytes beyond a multiple of 16.
         ops: (name, provider) of each op, in order.
     """
 
@@ -46,7 +46,7 @@ class FakeOnnxruntime:
         self.offset = 0
         self.ops: list[tuple[str, str]] = []
         self._ops: list[int] = []
-        self._held: dict[int, Any] = {}  # whatever has a handle
+        self._held: dict[int, Any] = {}  # all objects with a handle
         self._functions: list[Any] = []
         self._alpha: float | None = None
         table = (_P * 275)()
@@ -72,7 +72,7 @@ class FakeOnnxruntime:
             alpha: the node's attribute, if it has one.
 
         Raises:
-            StatusError: the op refuses.
+            StatusError: the op returned an error.
         """
         found = [i for i, op in enumerate(self.ops) if op == (name, provider) and self._takes(self._ops[i], arrays)]
         (op,) = [self._ops[i] for i in found]

@@ -1,7 +1,7 @@
-"""A GPU that torch believes in: tensors say `cuda:0`, and lie in host memory. It counts copies between the two.
+"""A fake GPU for torch: tensors have device `cuda:0`, and are in host memory. Copies between the two are counted.
 
-torch has no CUDA here, so each operation is caught by torch's own dispatch, run on the host memory of its operands, and
-its results are tensors of the GPU again. What torch would refuse is refused: operands on two devices.
+torch has no CUDA here, so torch's own dispatch catches each operation and runs it on the host memory of its operands;
+the results are tensors of the GPU again. Operands on two devices are refused, as in torch.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class GpuTensor(torch.Tensor):
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {**self.host.numpy().__array_interface__, "stream": None}
 
-    def contiguous(self, *_: Any, **__: Any) -> torch.Tensor:  # torch's own asks CUDA first which device is current
+    def contiguous(self, *_: Any, **__: Any) -> torch.Tensor:  # torch's own first queries CUDA for the current device
         return self if self.is_contiguous() else self.clone(memory_format=torch.contiguous_format)
 
-    def __getitem__(self, at: Any) -> torch.Tensor:  # as does this
+    def __getitem__(self, at: Any) -> torch.Tensor:  # the same here
         places = at if isinstance(at, tuple) else (at,)
         assert not any(isinstance(i, torch.Tensor) and i.dim() and not isinstance(i, GpuTensor) for i in places)
         with torch._C._DisableTorchDispatch():
@@ -69,7 +69,7 @@ class TorchGpu(TorchDispatchMode):
         self.copies: list[tuple[str, int]] = []
 
     def put(self, tensor: torch.Tensor) -> GpuTensor:
-        """A tensor on the GPU, which no copy is counted for."""
+        """A tensor on the GPU; this copy is not counted."""
         return GpuTensor(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""Composed activations as graphs, with inputs to try them on: what tests of torch's integration walk through."""
+"""Composed activations as graphs, with inputs to try them on: for the tests of torch's integration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Composed:
     """A graph.
 
     Attributes:
-        ports: its inputs and outputs as in the text form, dtypes left open as T.
+        ports: its inputs and outputs as in the text form, with dtypes left open as T.
         ops: its ops as in the text form, with semicolons between.
         shapes: of the inputs.
         low, high: where inputs are sampled.

@@ -1,4 +1,4 @@
-"""How the time of a computation grows with its size."""
+"""The growth of a computation's time with its size."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import gc
 import time
 from collections.abc import Callable
 
-#: How many times larger the large one is.
+#: The ratio of the two sizes.
 FACTOR = 8
 
 
 def growth(prepare: Callable[[int], Callable[[], object]], size: int) -> float:
-    """The time that a computation of FACTOR times a size takes, over FACTOR times that of the size itself.
+    """The time of a computation of FACTOR times a size, divided by FACTOR times that of the size itself.
 
-    Linear ones have about 1, quadratic ones FACTOR. Both are measured in one process, in processor time, the least of
-    three runs each, without Python's garbage collector.
+    About 1 for linear computations, FACTOR for quadratic ones. Both are measured in one process, in processor time, the
+    least of three runs each, without Python's garbage collector.
 
     Args:
-        prepare: what makes the computation of a size; its own time does not count.
-        size: of the small one: it should take 10 ms and more.
+        prepare: returns the computation of a size; its own time does not count.
+        size: the small size: its computation should take 10 ms and more.
     """
     small, large = (min(_seconds(prepare(n)) for _ in range(3)) for n in (size, FACTOR * size))
     return large / small / FACTOR

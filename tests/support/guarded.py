@@ -1,4 +1,4 @@
-"""Memory whose end is the end of what a process may touch: who reads or writes beyond it ends the process."""
+"""Memory between inaccessible pages: an access beyond its end ends the process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PAGE = mmap.PAGESIZE
 
 
 def guarded(size: int) -> np.ndarray:
-    """So many bytes, all 0xA5, from a multiple of 16 on, as every GPU allocator's; less than 16 more can be touched."""
+    """`size` bytes, all 0xA5, from a multiple of 16 on, as every GPU allocator's; less than 16 more are accessible."""
     room = -(-size // _PAGE) * _PAGE
     memory = np.frombuffer(mmap.mmap(-1, room + 2 * _PAGE), np.uint8)
     first = memory.__array_interface__["data"][0]

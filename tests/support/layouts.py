@@ -1,4 +1,4 @@
-"""How operands may lie in memory: cases that every engine must get right, for arrays of any library."""
+"""Layouts of operands in memory: cases that every engine must get right, for arrays of any library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Case:
 
     Attributes:
         x, a: shapes of the arrays that are made.
-        views: what is passed instead: slices, transposes. The same notation serves NumPy, CuPy and torch.
-        variant: kinds of x, a and y that the case must be served by, to know that it tests what it says.
+        views: the arguments made from them: slices, transposes. The same notation works for NumPy, CuPy and torch.
+        variant: kinds of x, a and y of the kernel that must serve the case, so that it tests what it says.
     """
 
     name: str

@@ -28,7 +28,7 @@ int cuGetErrorName(int code, const char** name) {
 
 
 class Launch(ctypes.Structure):
-    """What was recorded of a launch."""
+    """The record of a launch."""
 
     _fields_ = (
         ("function", ctypes.c_void_p), ("blocks", ctypes.c_uint), ("threads", ctypes.c_uint),
@@ -52,14 +52,14 @@ class FakeDriver:
         self._library = ctypes.CDLL(self.path)
 
     def launches(self) -> list[Launch]:
-        """Those since the last call of this function."""
+        """The launches since the last call of this function."""
         count = ctypes.c_int.in_dll(self._library, "count")
         found = list((Launch * 64).in_dll(self._library, "launches"))[: count.value]
         count.value = 0
         return found
 
     def refuse(self, number: int, code: int) -> None:
-        """Has launch `number` from now refused, once."""
+        """Makes launch `number` from now fail, once."""
         ctypes.c_int.in_dll(self._library, "count").value = 0
         ctypes.c_int.in_dll(self._library, "refused_at").value = number
         ctypes.c_int.in_dll(self._library, "refused_with").value = code

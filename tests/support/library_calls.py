@@ -1,4 +1,4 @@
-"""Ways to call each library op: shapes of its inputs and attributes; the registry says which kinds there are."""
+"""Ways to call each library op: shapes of its inputs, and attributes. The kinds come from the registry."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from opgraph.ir import dtypes, opdef
 from opgraph.ir.graph_builder import GraphBuilder
 from opgraph.ir.opdef import OpDef, Port, all_ops
 
-#: What a library runs: every native kind that is no loop over elements.
-#: Quantization, whose operands have dtypes of their own, has tests of its own.
+#: The ops that a library runs: every native kind that is no loop over elements. Quantization, whose operands have
+#: dtypes of their own, has its own tests.
 LIBRARY = tuple(r for r in all_ops() if r.family not in ("pointwise", "sum", "structural", "quantization"))
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the shapes of its inputs, its attributes, and how many outputs are asked for.
+    """One call: the shapes of its inputs, its attributes, and its number of outputs.
 
     Attributes:
-        given: inputs, by position, whose values are none to choose (shapes).
+        given: inputs, by position, whose values are fixed (shapes).
     """
 
     shapes: Sequence[Shape]
@@ -156,7 +156,7 @@ def _laid_out(
 
 
 def _sizes(data: Shape, weights: Shape, attrs: Mapping[str, Any]) -> Shape:
-    """The shape that Convolution makes, as NCX."""
+    """The shape of Convolution's result, as NCX."""
     record = next(r for r in LIBRARY if r.kind == "Convolution")
     assert record.reference is not None
     form = {"data_format": "NCX", "weights_format": "OIX"}
@@ -377,7 +377,7 @@ def graph_of(record: OpDef, call: Call, dtype: str, unknown: str = "") -> og.Gra
     """The op alone: inputs x0, x1, ..., output y.
 
     Args:
-        unknown: "sizes", "symbols" or "rank": what is not declared of the inputs.
+        unknown: "sizes", "symbols" or "rank": the part of the inputs' shapes that is not declared.
     """
     g = og.Graph()
     inputs = []
@@ -395,7 +395,7 @@ def graph_of(record: OpDef, call: Call, dtype: str, unknown: str = "") -> og.Gra
 
 
 def _dtype_of(record: OpDef, port: Port, dtype: str) -> str:
-    """The dtype of an input where the first one has some dtype; those that cannot have it have their own first."""
+    """The dtype of an input if the first one has `dtype`; inputs that cannot have it use their own first dtype."""
     allowed = record.types.get(port.type, (port.type,))
     return dtype if dtype in allowed else "f64" if dtype == "f64" and "f64" in allowed else allowed[0]
 
@@ -404,7 +404,7 @@ def arrays_of(call: Call, dtype: str, record: OpDef | None = None, seed: int = 0
     """Arrays with ties, zeros and numbers of either sign, exact in every dtype; products of them stay small.
 
     Args:
-        record: whose dtypes and domain they have, where the inputs differ in them.
+        record: the op for their dtypes and domain, if the inputs differ in them.
     """
     rng = np.random.default_rng(seed)
     made = []
@@ -426,7 +426,7 @@ def arrays_of(call: Call, dtype: str, record: OpDef | None = None, seed: int = 0
 
 
 def reference_of(record: OpDef, call: Call, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the record's reference makes of arrays: one for each output that the call asks for."""
+    """The results of the record's reference: one for each output of the call."""
     assert record.reference is not None
     made = record.reference(*arrays, **call.attrs)
     return list(made[: call.outputs]) if record.returns_several else [made]
@@ -443,7 +443,7 @@ def feeds(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def spelled(graph: og.Graph) -> og.Graph:
-    """A graph of one op with the op spelled out; outputs are called y0, y1, ..."""
+    """A graph of one op with the op spelled out; outputs have the names y0, y1, ..."""
     (op,) = graph.ops
     builder = GraphBuilder(graph)
     for tensor in graph.inputs:

@@ -11,8 +11,8 @@ from opgraph.loops.layout import Layout, bind
 from opgraph.loops.loop import Loop
 from opgraph.loops.lower import lower
 
-#: A kernel of every kind of operand and result: 16-bit storage, truth values, a column, a number for all, what the loop
-#: only passes on, and a number that is a result.
+#: A kernel of every kind of operand and result: 16-bit storage, booleans, a column, one number for all, an operand that
+#: the loop only passes on, and a number as a result.
 MIXED = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], c: f32[n,1], a: f32[]) -> (y, z, w, up, same, all)
   up = Greater(x, 0.0)
   %0 = Select(up, x, 1.0)

@@ -1,4 +1,4 @@
-"""What must hold of any ONNX model: it loads and goes through everything, or one of our errors says why not."""
+"""Checks for any ONNX model: it loads and passes through everything, or one of opgraph's errors gives the reason."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from opgraph.onnx.save import drafted, to_model
 from opgraph.runtime.providers.onnx_loop import evaluator
 from opgraph.runtime.providers.onnx_region import drop_last_gaps
 
-#: Files that once did harm.
+#: Files that once caused failures.
 FINDINGS = Path(__file__).resolve().parents[1] / "fuzz" / "findings"
-#: How far two right implementations of a short chain may be apart, by dtype.
+#: The allowed difference of two correct implementations of a short chain, by dtype.
 TOLERANCES = {"float32": 2e-4, "float64": 1e-6, "float16": 5e-2, "bfloat16": 3e-1}
-#: Above this many elements a value is not computed: a damaged model states sizes as it likes.
+#: Values with more elements than this are not computed: a damaged model may state any size.
 _LARGEST = 1 << 16
 
 
 def loaded(model: onnx.ModelProto) -> og.Graph | None:
-    """The graph, or None where the model was refused in three lines that say what, where and how to mend it."""
+    """The graph, or None if the model was refused with three lines: the problem, its place and a fix."""
     try:
         return og.onnx.load(model)
     except OpGraphError as error:
@@ -45,10 +45,10 @@ def loaded(model: onnx.ModelProto) -> og.Graph | None:
 
 
 def goes_back(graph: og.Graph, model: onnx.ModelProto | None = None) -> None:
-    """The graph prints and parses, and every form of it saves as a fixed point, unless it is refused by name.
+    """The graph prints and parses, and every form of it saves as a fixed point, unless an error names the reason.
 
     Args:
-        model: what it was read from; nothing may change in it where nothing is asked for.
+        model: the model that it was read from; nothing may change in it without options.
     """
     constants = {t.name: t.data for t in graph.constants if t.data is not None and t.data.size > 64}
     assert og.parse(str(graph), constants=constants) == graph
@@ -68,7 +68,7 @@ def goes_back(graph: og.Graph, model: onnx.ModelProto | None = None) -> None:
 
 
 def emits(graph: og.Graph) -> None:
-    """Every fused partition has kernels for both targets, whose text holds nothing that the model chose."""
+    """Every fused partition has kernels for both targets, and the model chose no part of their text."""
     for part in graph.get_partitions():
         if part.kind != "fused":
             continue
@@ -77,7 +77,7 @@ def emits(graph: og.Graph) -> None:
         try:
             layout = bind(lowered.loop, shapes, [_strides(s) for s in shapes])
         except OpGraphError:
-            continue  # sizes that were made up here for unknown ones do not fit together
+            continue  # sizes that are made up here for unknown ones do not fit together
         host_source(in_order(lowered.loop, layout.variant))
         if layout.size and (layout.variant.has_sums or layout.row_rank):
             cuda_launches(lowered.loop, layout)
@@ -86,7 +86,7 @@ def emits(graph: og.Graph) -> None:
 
 
 def serves_a_library(graph: og.Graph, model: onnx.ModelProto) -> None:
-    """With library ops as native ones the model comes back, too, and has kernels; so has a library of custom ops."""
+    """With library ops as native ones, the model comes back and has kernels; so has a library of custom ops."""
     try:
         native = og.onnx.load(model, library=True)
     except OpGraphError as error:
@@ -113,13 +113,13 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_small(graph: og.Graph) -> bool:
-    """Whether all values that state their sizes are small."""
+    """True if all values that state their sizes are small."""
     tensors = [*graph.inputs, *(t for op in graph.ops for t in (*op.inputs, *op.outputs))]
     return all(np.prod(_shape(t), dtype=object) <= _LARGEST for t in tensors)
 
 
 def computed(graph: og.Graph, feeds: dict[str, Any], *, compiled: bool = False) -> list[np.ndarray] | None:
-    """The outputs in the graph's own types, by kernels or by the definitions; None where it is refused.
+    """The outputs in the graph's own types, by kernels or by the definitions; None if the graph is refused.
 
     A model without damage is not refused: see `agrees`.
     """
@@ -135,7 +135,7 @@ def computed(graph: og.Graph, feeds: dict[str, Any], *, compiled: bool = False) 
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
-    """The outputs by onnxruntime; None where it does not take the model."""
+    """The outputs by onnxruntime; None if it does not accept the model."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -146,12 +146,12 @@ def by_onnxruntime(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.nda
     try:
         session = onnxruntime.InferenceSession(closed.SerializeToString(), options)
         return [np.asarray(v) for v in session.run(None, feeds)]
-    except Exception:  # its classes share no base
+    except Exception:  # its exceptions share no base class
         return None
 
 
 def by_evaluator(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
-    """The outputs by onnx's own evaluator; None where it does not take the model."""
+    """The outputs by onnx's own evaluator; None if it does not accept the model."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -161,14 +161,14 @@ def by_evaluator(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarr
 
 
 def expected(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[np.ndarray] | None:
-    """The outputs by onnxruntime, else by onnx's evaluator; None where neither takes the model."""
+    """The outputs by onnxruntime, else by onnx's evaluator; None if neither accepts the model."""
     found = by_onnxruntime(model, feeds)
     return found if found is not None else by_evaluator(model, feeds)
 
 
 def has_an_answer(model: onnx.ModelProto) -> bool:
-    """Whether ONNX says what a model computes: it leaves open what becomes of a number that an integer cannot hold, and
-    how a formula is spelled, which decides between NaN and infinity where an attribute is not finite."""
+    """True if ONNX defines the results of a model. It does not define the conversion of a number that an integer cannot
+    hold, nor the spelling of a formula, which decides between NaN and infinity where an attribute is not finite."""
     bodies = [model.graph.node, *(f.node for f in model.functions)]
     attributes = [(node.op_type, a) for body in bodies for node in body for a in node.attribute]
     attributes += [("", a) for function in model.functions for a in function.attribute_proto]
@@ -177,10 +177,10 @@ def has_an_answer(model: onnx.ModelProto) -> bool:
 
 
 def agrees(got: list[np.ndarray], want: list[np.ndarray], model: onnx.ModelProto) -> None:
-    """Fails where results differ by more than the rounding of their type through a short chain.
+    """Fails if results differ by more than the rounding of their type through a short chain.
 
     Args:
-        got: one value for each name among the outputs; one that is listed twice is given once.
+        got: one value for each output name; a name that is listed twice is given once.
         want: one for each output.
     """
     by_name = dict(zip((value.name for value in model.graph.output), want, strict=True))
@@ -197,7 +197,7 @@ def agrees(got: list[np.ndarray], want: list[np.ndarray], model: onnx.ModelProto
 def survives(model: onnx.ModelProto, rng: Any) -> str:
     """Takes a model through everything: loading, text, every form, kernels, running, comparing.
 
-    Returns: "refused", "loaded", or "agreed" where somebody else runs it, too.
+    Returns: "refused", "loaded", or "agreed" if another implementation runs it, too.
     """
     graph = loaded(model)
     if graph is None:
@@ -209,7 +209,7 @@ def survives(model: onnx.ModelProto, rng: Any) -> str:
         return "loaded"
     try:
         feeds = random_models.feeds_of(model, rng)
-    except KeyError:  # an input of a type that no arrays are made for here
+    except KeyError:  # an input of a type for which no arrays are made here
         return "loaded"
     got = computed(graph, feeds)
     want = None if got is None or not has_an_answer(model) else expected(model, feeds)
@@ -218,7 +218,7 @@ def survives(model: onnx.ModelProto, rng: Any) -> str:
     try:
         agrees(got, want, model)
     except AssertionError:
-        # A Clip to NaN, say, is NaN by onnx's own definition, and onnxruntime's bound does nothing.
+        # A Clip to NaN, for example, is NaN by onnx's own definition, while onnxruntime ignores the bound.
         other = by_evaluator(model, feeds)
         if other is None:
             raise
@@ -227,7 +227,7 @@ def survives(model: onnx.ModelProto, rng: Any) -> str:
 
 
 def survives_bytes(content: bytes, rng: Any) -> str:
-    """The same for the bytes of a file, which may be no model."""
+    """The same for the bytes of a file, which may not be a model."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""The slack rule: how far a result may be from float64."""
+"""The slack rule: the allowed distance of a result from float64."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def assert_near(got: np.ndarray, truth: np.ndarray, peer: np.ndarray) -> None:
-    """At most twice as far from float64 as a peer in the same type, give or take one unit of the largest value."""
+    """At most twice as far from float64 as a peer in the same type, plus one unit of the largest value."""
     if got.dtype == bool:
         np.testing.assert_array_equal(got, peer)
         return

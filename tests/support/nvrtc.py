@@ -1,4 +1,4 @@
-"""Compiling CUDA text and reading its machine code without a GPU: NVRTC and nvdisasm from their wheels."""
+"""Compiles CUDA text and reads its machine code without a GPU: NVRTC and nvdisasm from their wheels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgraph.codegen.kernel import KernelSource
 from opgraph.codegen.prune_source import needed
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-#: What CuPy 14.2 adds to the options of a RawKernel (cupy/cuda/compiler.py), besides -arch and include folders.
+#: Options that CuPy 14.2 adds for a RawKernel (cupy/cuda/compiler.py), besides -arch and include folders.
 ADDED_BY_CUPY = ("-ftz=true", "--device-as-default-execution-space")
 OPTIONS = ("-std=c++17", "-fmad=false", *ADDED_BY_CUPY)
 _LINE = re.compile(
@@ -32,7 +32,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction: its opcode with suffixes, its operands, the target first, and its predicate."""
+    """One machine instruction: its opcode with suffixes, its operands with the target first, and its predicate."""
 
     op: str
     operands: tuple[str, ...]
@@ -43,13 +43,13 @@ class Instruction:
         return self.op.startswith("LDG")
 
     def writes(self) -> set[int]:
-        """Registers that a load fills."""
+        """The registers that a load fills."""
         width = {"64": 2, "128": 4}.get(self.op.rsplit(".", 1)[-1], 1)
         first = int(_REGISTER.findall(self.operands[0])[0])
         return set(range(first, first + width))
 
     def reads(self) -> set[int]:
-        """Registers among the operands after the target; of a store all are read."""
+        """Registers among the operands after the target; for a store, all of them."""
         given = self.operands if self.op.startswith(("STG", "ST.")) else self.operands[1:]
         return {int(r) for text in given for r in _REGISTER.findall(text)}
 
@@ -68,7 +68,7 @@ class MachineCode:
 
     @property
     def whole_tile(self) -> tuple[Instruction, ...]:
-        """What a block does that has no end to watch for: up to the first branch, and the part that stores most.
+        """The path of a block without bounds checks: up to the first branch, and the part with the most stores.
 
         A part ends where every thread exits. sm_80 and sm_90 put that part first, sm_100 last.
         """
@@ -89,7 +89,7 @@ class MachineCode:
         return (*parts[0][: branch + 1], *best)
 
     def count(self, prefix: str) -> int:
-        """How many instructions of the whole program have opcodes that start so."""
+        """The number of instructions of the whole program whose opcodes begin with `prefix`."""
         return sum(x.op.startswith(prefix) for x in self.instructions)
 
 
@@ -144,7 +144,7 @@ def _bytes(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
 
 
 def disassemble(cubin: bytes) -> str:
-    """What nvdisasm prints."""
+    """The output of nvdisasm."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

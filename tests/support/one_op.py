@@ -20,9 +20,9 @@ class OneOp:
     """One way to call an op.
 
     Attributes:
-        dtype: what the dtype symbols of its inputs stand for.
+        dtype: the dtype for the dtype symbols of its inputs.
         ports: the inputs that are given.
-        target: dtype of the output where only the caller can say it (TypeCast).
+        target: dtype of the output if only the caller can choose it (TypeCast).
     """
 
     record: OpDef
@@ -32,7 +32,7 @@ class OneOp:
     target: str | None
 
     def shapes(self, whole: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Shapes of its inputs for a result of shape `whole`, whose last axis is its second: channels lie along it."""
+        """Shapes of its inputs for a result of shape `whole`. Its last axis, the second, is that of channels."""
         channels = self.record.channel_inputs
         return [whole[1:2] if i in channels else whole for i in range(len(self.ports))]
 
@@ -52,7 +52,7 @@ class OneOp:
 
 
 def calls(record: OpDef, dtype: str | None = None) -> Iterator[OneOp]:
-    """Every form of an op, for one dtype or for all that it takes."""
+    """Every form of an op, for one dtype or for all that it supports."""
     for name in samples.dtypes_of(record) if dtype is None else (dtype,):
         for ports, attrs in samples.forms(record, name):
             for target in dtypes.ARITHMETIC if record.is_cast else (None,):

@@ -1,4 +1,4 @@
-"""oneDNN's own graph files, where they lie beside the checkout."""
+"""oneDNN's own graph files, if they are in the checkout's shared folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "onednn-graph
 NAMES = sorted(str(p.relative_to(FOLDER)) for p in FOLDER.rglob("*.json") if not p.name.startswith("partitions-"))
 needs_files = pytest.mark.skipif(not NAMES, reason="oneDNN's graph files are not beside this checkout")
 
-#: What cannot run: one of the pads is -1, which oneDNN refuses as well.
+#: Files that cannot run: one of the pads is -1, which oneDNN refuses as well.
 REFUSED = {"pattern/f32/avgpool_3d_chain_fusion.json"}
 RUNNABLE = [name for name in NAMES if name not in REFUSED]
 
@@ -36,6 +36,6 @@ def graph_of(name: str) -> og.Graph:
 
 @cache
 def real_partitions(engine: str) -> dict[str, Any]:
-    """What the real library makes of each file, by name: how many partitions, and their sizes."""
+    """The real library's result for each file, by name: the number of partitions, and their sizes."""
     found: dict[str, Any] = json.loads((FOLDER / f"partitions-{engine}.json").read_text())
     return found

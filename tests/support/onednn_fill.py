@@ -1,7 +1,7 @@
-"""Inputs for oneDNN's graph files, in benchdnn's manner: values with which sums are exact, and what each op can take.
+"""Inputs for oneDNN's graph files, as in benchdnn: values with exact sums, within the domain of each op.
 
-Where products are summed, values are small integers, and scales of quantization are powers of two, so that the result
-in f32 is exact whatever the order; divisors, variances and arguments of roots and logarithms are positive.
+If products are summed, values are small integers, and scales of quantization are powers of two, so that the result in
+f32 is exact in any order. Divisors, variances and arguments of roots and logarithms are positive.
 Source: tests/benchdnn/graph/input_displacer.cpp and the fill functions of its drivers.
 """
 
@@ -20,7 +20,7 @@ from opgraph.ir.opdef import find
 
 _POSITIVE = {"Log", "Sqrt", "SqrtBackward", "Reciprocal", "Pow"}
 _RANGES = {"u8": (0, 255), "s8": (-128, 127), "u4": (0, 15), "s4": (-8, 7)}
-#: Elements of a tensor of whose products some exponential is likely to overflow, softmax's statistic taken off.
+#: With more elements, some exponential of products is likely to overflow after softmax's statistic is subtracted.
 MANY = 100_000
 _NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm")
 
@@ -30,7 +30,7 @@ def with_scales_of_two(content: Any) -> Any:
     copy = json.loads(json.dumps(content))
     for op in copy["graph"]:
         scales = op.get("attrs", {}).get("scales")
-        if scales is not None and "qtype" in op["attrs"]:  # Interpolate has scales of another kind
+        if scales is not None and "qtype" in op["attrs"]:  # Interpolate has another kind of scales
             scales["value"] = [2.0 ** round(math.log2(s)) if s > 0 else s for s in scales["value"]]
     return copy
 
@@ -38,7 +38,7 @@ def with_scales_of_two(content: Any) -> Any:
 def feeds_of(graph: og.Graph, seed: int = 0) -> dict[int, np.ndarray]:
     """An array for each input, by tensor id; laid out as declared."""
     generator = np.random.default_rng(seed)
-    # Only a graph of elementwise functions of one value has nothing that cancels.
+    # Only in a graph of elementwise functions of one value, nothing cancels.
     irregular = all(is_eltwise(op) for op in graph.ops)
     return {t.id: _laid_out(_values(graph, t, generator, irregular), t) for t in graph.inputs}
 
@@ -67,7 +67,7 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
     elif any(op.kind == "Divide" and index == 1 for op, index in uses):
         made = 2.0 ** whole(0, 2)
     elif any(_is_softmax_statistic(graph, op, index) for op, index in uses):
-        made = whole(30, 50)  # the exponentials of what is left stay in range
+        made = whole(30, 50)  # the exponentials of the differences stay in range
     elif tensor.dtype in ("u8", "u4", "s8", "s4"):
         zero = max([op.attrs["zps"][0] for op, _ in uses if op.attrs.get("zps")], default=0)  # type: ignore[index]
         made = np.clip(zero + whole(-4, 4), *_RANGES[tensor.dtype])
@@ -80,13 +80,13 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
     elif kinds & _POSITIVE or (in_norm and names & {"variance", "var"}):
         made = generator.uniform(0.5, 4.0, shape)
     elif in_norm and "beta" in names:
-        made = whole(24, 32) * np.where(generator.random(shape) < 0.5, -1, 1)  # far from what it is added to
+        made = whole(24, 32) * np.where(generator.random(shape) < 0.5, -1, 1)  # far from the numbers it is added to
     elif in_norm and "gamma" in names:
         made = 2.0 ** (whole(0, 1) if backward else whole(-2, 1))
     elif in_norm and "src" in names:
         made = _around_whole_means(whole(1, 2))
     elif "diff_dst" in names and in_norm:
-        # Far from its mean and from its part along x, which are subtracted; and its products with x do not sum to 0.
+        # Far from its mean and from its part along x, which are subtracted; its products with x do not sum to 0.
         made = whole(16, 24) * _signs(shape) * np.where(generator.random(shape) < 0.6, 1, -1)
     elif "LogSoftmaxBackward" in kinds and "dst" in names:
         made = whole(-9, -6)
@@ -102,7 +102,7 @@ def _values(graph: og.Graph, tensor: og.LogicalTensor, generator: np.random.Gene
 
 
 def _is_softmax_statistic(graph: og.Graph, op: og.Op, index: int) -> bool:
-    """Whether an input is subtracted from what is then exponentiated: softmax's maximum and logarithm of the sum."""
+    """True if an input is subtracted before an exponential: softmax's maximum and the logarithm of its sum."""
     return op.kind == "Subtract" and index == 1 and any(o.kind == "Exp" for o in graph.consumers(op.outputs[0].id))
 
 
@@ -112,7 +112,7 @@ def _has_softmax_statistic(graph: og.Graph, op: og.Op) -> bool:
 
 
 def _around_whole_means(sizes: np.ndarray) -> np.ndarray:
-    """Values whose mean along every axis of even length is 0: neighbours along it are opposite."""
+    """Values whose mean along every axis of even length is 0: neighbours along it have opposite signs."""
     signs = _signs(sizes.shape)
     for axis, size in enumerate(sizes.shape):
         pairs = [slice(None)] * sizes.ndim
@@ -124,7 +124,7 @@ def _around_whole_means(sizes: np.ndarray) -> np.ndarray:
 
 
 def _signs(shape: tuple[int, ...]) -> np.ndarray:
-    """1 and -1 in turns along every axis."""
+    """1 and -1, alternating along every axis."""
     return np.asarray(1.0 - 2.0 * (np.indices(shape).sum(axis=0) % 2))
 
 

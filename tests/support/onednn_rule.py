@@ -1,9 +1,9 @@
-"""benchdnn's rule for when a result is right: a threshold for the op that made it, written once, by op family.
+"""benchdnn's rule for correct results: a threshold for the op that made a result, given once, by op family.
 
 Source: oneDNN tests/benchdnn, setup_cmp of each driver (eltwise, binary, softmax, reduction, lnorm, bnorm, prelu, pool,
 resampling, matmul, conv, reorder), utils/compare.cpp, graph/ref_primitive.cpp.
 
-The truth is rounded to the output's dtype before it is compared. A value of at most 1e-5 is compared by its absolute
+The truth is rounded to the output's dtype before the comparison. A value of at most 1e-5 is compared by its absolute
 error, others by the relative one. If any op of the partition is elementwise, more is allowed. If at most one value in
 1024 fails, the relative error of the whole tensor by the L2 norm decides.
 """
@@ -22,14 +22,14 @@ from opgraph.ir.opdef import find
 EPSILON = {"f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7, "f8_e5m2": 0.25, "f8_e4m3": 0.125, "f64": 2.0**-52}
 #: Significand bits, as bnorm and lnorm scale their thresholds.
 DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
-#: Elementwise kinds with a threshold ten times as large: approximated there.
+#: Elementwise kinds that are approximated there: their threshold is ten times as large.
 _HARD = ("GELU", "Elu", "Tanh", "SoftPlus", "Mish", "Log", "Swish", "Sigmoid")
 L2 = 3e-3
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """What a kind may be off, in f32 and as a multiple of the dtype's epsilon in others."""
+    """The allowed error of a kind, in f32, and for other dtypes as a multiple of the dtype's epsilon."""
 
     f32: float
     other: float = 1.0
@@ -39,7 +39,7 @@ class Threshold:
 
 
 _E = EPSILON["f32"]
-#: By family: a prefix of the kind. The first that fits counts.
+#: By family: a prefix of the kind. The first match counts.
 TABLE: tuple[tuple[str, Threshold], ...] = (
     ("SoftMaxBackward", Threshold(40 * _E, 4)),
     ("LogSoftmaxBackward", Threshold(200 * _E, 20)),
@@ -64,7 +64,7 @@ _COPY = Threshold(0.0, 0.0)
 
 
 def is_eltwise(op: og.Op) -> bool:
-    """What benchdnn's eltwise driver runs: one tensor in (with its gradient, in backward)."""
+    """True for ops of benchdnn's eltwise driver: one tensor in (with its gradient, in backward)."""
     record = find(op.kind)
     return record is not None and record.is_pointwise and not record.is_cast and len(op.inputs) <= (
         2 if op.kind.endswith("Backward") else 1
@@ -72,11 +72,11 @@ def is_eltwise(op: og.Op) -> bool:
 
 
 def threshold(op: og.Op, dtype: str, index: int = 0) -> float:
-    """The relative error that the result of an op may have.
+    """The allowed relative error of the result of an op.
 
     Args:
-        dtype: of the output at hand.
-        index: which output; gradients of norms' parameters have another threshold.
+        dtype: of this output.
+        index: of the output; gradients of norms' parameters have another threshold.
     """
     if op.kind in ("LayerNormBackward", "BatchNormTrainingBackward") and index > 0:
         return max(5e-6, EPSILON.get(dtype, 0.0) if dtype != "f32" else 0.0)
@@ -99,17 +99,17 @@ def wrong(
     before: Sequence[og.Op] = (),
     slack: np.ndarray | None = None,
 ) -> str:
-    """Why a result is wrong by the rule; "" where it is right.
+    """The reason why a result is wrong by the rule; "" if it is right.
 
     Args:
-        got: what the device computed.
-        exact: in float64.
-        op, index: which output of which op it is.
-        ops: of its partition.
-        before: those whose results went into it unseen, in a kernel: each may be off by its own threshold, as it may
-            be in the f32 reference that benchdnn compares with.
-        slack: what a sum in f32 may be off, by value: benchdnn compares sums of irregular numbers with another f32 sum.
-            None: nothing, what is summed is exact.
+        got: the device's result.
+        exact: the result in float64.
+        op, index: the op, and the index of this output.
+        ops: the ops of its partition.
+        before: the ops whose results it uses within a kernel: each may be off by its own threshold, as in the f32
+            reference that benchdnn compares with.
+        slack: the allowed error of a sum in f32, by value: benchdnn compares sums of irregular numbers with another f32
+            sum. None: no error, the summands are exact.
     """
     dtype = op.outputs[index].dtype
     if got.shape != exact.shape:
@@ -127,7 +127,7 @@ def wrong(
         right = (value == rounded) | ((size <= 1e-5) & (off < EPSILON["f32"]))
         right |= np.where(size > 1e-5, relative, off) <= limit
         right |= np.isnan(value) & np.isnan(rounded)
-        if slack is not None:  # what was stored is the rounding of a number that near to the truth
+        if slack is not None:  # the stored value is the rounding of a number that near to the truth
             half_a_step = 0.5 * EPSILON[dtype] * 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 1e-300)))
             right |= np.abs(value - exact) <= (slack + half_a_step) * (1 + 1e-6)
         if op.kind == "Divide":
@@ -150,7 +150,7 @@ def wrong(
 
 
 def _wrong_integers(got: np.ndarray, exact: np.ndarray, has_eltwise: bool) -> str:
-    """Integers are the same, but for a truth next to x.5, or for one after an approximated op."""
+    """Compares integers: they are equal, except for a truth next to x.5, or after an approximated op."""
     info = dtypes.BY_NUMPY[got.dtype]
     value, truth = got.astype(np.float64), exact.astype(np.float64)
     rounded = np.rint(truth)

@@ -1,7 +1,7 @@
-"""Running a graph file as benchdnn does: partition by partition, each compared with its ops on the same inputs.
+"""Runs a graph file as benchdnn does: partition by partition, each compared with its ops on the same inputs.
 
-Every partition gets what the ones before it made. Its ops are computed in float64, one by one; between ops that a
-library runs, values are rounded to their dtypes, as they are there (benchdnn does that around softmax).
+Every partition receives the results of the ones before it. Its ops are computed in float64, one by one. Between ops
+that a library runs, values are rounded to their dtypes, as they are there (benchdnn does that around softmax).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opgraph.runtime.reference import by_reference
 
 ENGINE = og.Engine("cpu")
 STREAM = og.Stream(ENGINE)
-#: Ops whose results are sums, in which the order of adding shows; linear in each input.
+#: Ops whose results are sums and depend on the order of additions; linear in each input.
 _SUMS = ("MatMul", "Conv", "ReduceSum", "ReduceMean", "AvgPool", "Interpolate")
 #: Ops that change no value.
 _MOVES = ("StaticReshape", "StaticTranspose", "Reorder")
@@ -36,7 +36,7 @@ _MOVES = ("StaticReshape", "StaticTranspose", "Reorder")
 
 @cache
 def prepared(name: str, limit: int | None) -> og.Graph:
-    """The graph of a file for the CPU, with scales of powers of two, and small where a limit of work is given."""
+    """The graph of a file for the CPU, with scales of powers of two; a smaller one if there is a limit of work."""
     content = with_scales_of_two(content_of(name))
     if limit is not None:
         content = shrunk(content, limit)
@@ -54,7 +54,7 @@ def executed(graph: og.Graph, feeds: Mapping[int, np.ndarray], *, numpy: bool = 
     """Every value at the border of a partition, by tensor id.
 
     Args:
-        numpy: library ops run in NumPy, as where torch is not installed.
+        numpy: library ops run in NumPy, as without torch.
     """
     values = dict(feeds)
     for part in graph.get_partitions():
@@ -74,10 +74,10 @@ def executed(graph: og.Graph, feeds: Mapping[int, np.ndarray], *, numpy: bool = 
 
 
 def mistakes(graph: og.Graph, feeds: Mapping[int, np.ndarray], *, numpy: bool = False) -> list[str]:
-    """What is wrong with the values that partitions make, by benchdnn's rule; one line each.
+    """The errors in the values of partitions, by benchdnn's rule; one line each.
 
-    A kernel may keep a value of bf16 or f16 in f32 until it is stored, or round it before a TypeCast widens it: it has
-    to be right by one of the two.
+    A kernel may keep a value of bf16 or f16 in f32 until it is stored, or round it before a TypeCast widens it. One of
+    the two must be right.
     """
     values = executed(graph, feeds, numpy=numpy)
     found = []
@@ -114,7 +114,7 @@ def _judged(
 ) -> str:
     id = op.outputs[index].id
     got, truth = values[id], exact[id]
-    op, moves = _moved(op, maker)  # what only moves values about is judged by the op that made them
+    op, moves = _moved(op, maker)  # moved values are compared by the rule of the op that made them
     index = 0 if moves else index
     before = part.ops if part.kind == "fused" else ()
     says = wrong(got, truth, op, index, part.ops, before)
@@ -129,7 +129,7 @@ def _judged(
 
 
 def _moved(op: og.Op, maker: Mapping[int, og.Op]) -> tuple[og.Op, list[og.Op]]:
-    """The op that computed what `op` makes, and the ops that only moved it about, the last one first."""
+    """The op that computed the values of `op`'s result, and the ops that only moved them, the last one first."""
     moves = []
     while op.kind.startswith(_MOVES) and op.inputs[0].id in maker:
         moves.append(op)
@@ -144,15 +144,15 @@ def _along_all(moves: Sequence[og.Op], slack: np.ndarray) -> np.ndarray:
 
 
 def _along(op: og.Op, slack: np.ndarray) -> np.ndarray:
-    """What errors of the input may come to in the output of a linear op."""
+    """The largest errors in the output of a linear op for these errors of its input."""
     return in_float64(op, [slack])[0]
 
 
 def _truth(part: og.Partition, inputs: Mapping[int, np.ndarray], *, at_casts: bool) -> dict[int, np.ndarray]:
-    """The values that a partition gives away, and what its sums are of, in float64.
+    """The outputs of a partition, and the operands and results of its sums, in float64.
 
     Args:
-        at_casts: whether what a TypeCast is given is a value of its dtype, within a kernel too.
+        at_casts: the operand of a TypeCast is rounded to its dtype, within a kernel too.
     """
     exact: dict[int, np.ndarray] = {}
     stored: dict[int, np.ndarray] = {}
@@ -200,14 +200,14 @@ def _rounded(array: np.ndarray, tensor: og.LogicalTensor) -> np.ndarray:
 
 
 def _slack(op: og.Op, values: Mapping[int, np.ndarray]) -> np.ndarray:
-    """What rounding each term and partial sum of n in f32 may add up to: n epsilon times the sum of magnitudes.
+    """The most that rounding each term and partial sum of n in f32 adds up to: n epsilon times the sum of magnitudes.
 
     Source: Higham, Accuracy and Stability of Numerical Algorithms, section 3.1.
     """
     (magnitudes,) = in_float64(op, [np.abs(_wide(values[t.id])) for t in op.inputs])[:1]
     made = op.outputs[0]
     terms = values[op.inputs[0].id].size / max(values[made.id].size, 1)
-    if len(op.inputs) > 1:  # of a product: those along the axes that it sums over
+    if len(op.inputs) > 1:  # for a product: the terms along the axes that it sums over
         sizes = [values[t.id].size for t in (*op.inputs[:2], made)]
         terms = math.sqrt(sizes[0] * sizes[1] / max(sizes[2], 1))
     return np.asarray(terms * EPSILON["f32"] * magnitudes)

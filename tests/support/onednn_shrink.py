@@ -1,7 +1,7 @@
 """oneDNN's graph files with smaller tensors: benchdnn's --in-shapes, chosen by trial.
 
-A size is made smaller wherever it occurs, shapes inside are inferred anew, and what then no longer loads is left as it
-was. Everything else stays: ops, attributes, dtypes, layouts in the order of their strides, broadcasting.
+A size is reduced wherever it occurs, and inner shapes are inferred again; a change after which the file no longer loads
+is dropped. Everything else stays: ops, attributes, dtypes, layouts in the order of their strides, broadcasting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import opgraph as og
 from opgraph.errors import OpGraphError
 from opgraph.onednn.document import UNKNOWN
 
-#: Attributes that name sizes of tensors.
+#: Attributes that contain sizes of tensors.
 _SHAPES = ("shape", "sizes", "src_shape", "dst_shape", "weights_shape")
 _HEAVY = ("MatMul", "Conv")
 
@@ -40,7 +40,7 @@ def _products(op: og.Op) -> int:
 
 
 def shrunk(content: Any, limit: int) -> Any:
-    """A document whose graph takes work of at most `limit`, as far as that can be reached."""
+    """A document whose graph needs work of at most `limit`, as far as that can be reached."""
     work = _work(content)
     while work is not None and work > limit:
         for change in _changes(content):
@@ -55,7 +55,7 @@ def shrunk(content: Any, limit: int) -> Any:
 
 
 def _work(content: Any) -> int | None:
-    """None where it does not load."""
+    """None if it does not load."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "graph.json"
         path.write_text(json.dumps(content))
@@ -71,7 +71,7 @@ def _external(content: Any) -> list[Any]:
 
 
 def _changes(content: Any) -> list[Callable[[int, int], int]]:
-    """Ways to make sizes smaller: functions of (axis, size). Whole batches first, then any large size."""
+    """Ways to reduce sizes: functions of (axis, size). Whole batches first, then any large size."""
     shapes = [t["shape"] for t in _external(content)]
     batches = sorted({s[0] for s in shapes if len(s) > 1 and s[0] > 2}, reverse=True)
     attrs = [op["attrs"][n]["value"] for op in content["graph"] for n in _SHAPES if n in op.get("attrs", {})]
@@ -123,7 +123,7 @@ def _changed(content: Any, change: Callable[[int, int], int]) -> Any:
 
 
 def _resize(tensor: Any, shape: list[int]) -> None:
-    """Another shape, the axes in memory in the same order."""
+    """Sets another shape, with the axes in memory in the same order."""
     if UNKNOWN not in tensor["stride"]:
         order = sorted(range(len(shape)), key=lambda axis: (-tensor["stride"][axis], axis))
         strides, step = [0] * len(shape), 1

@@ -1,4 +1,4 @@
-"""onnx's own backend suite, as data: every test of device CPU by name, and a way to run one and see who ran what."""
+"""onnx's own backend suite, as data: every test of device CPU by name, and a way to run one and see its engines."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FOLDER = Path(__file__).resolve().parents[1] / "onnx_backend"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one test went.
+    """The outcome of one test.
 
     Attributes:
-        status: "pass", "wrong", "refused" (before anything was computed) or "skipped".
-        engines: what computed, in alphabetical order: "opgraph", "onnxruntime", "onnx".
-        text: what was wrong.
+        status: "pass", "wrong", "refused" (before any computation) or "skipped".
+        engines: the engines that computed, in alphabetical order: "opgraph", "onnxruntime", "onnx".
+        text: the error.
     """
 
     status: str
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class _Seen(OpGraphBackend):
-    """opgraph, remembering the last model that it prepared."""
+    """opgraph; keeps the last model that it prepared."""
 
     last: Prepared | None = None
 
@@ -63,7 +63,7 @@ class _Seen(OpGraphBackend):
 
 
 class _Stock(Backend):
-    """onnxruntime as it is: ir_version lowered to what it reads, opsets that it does not know skipped."""
+    """onnxruntime as it is: ir_version is lowered to the one it reads, tests with unknown opsets are skipped."""
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
@@ -99,7 +99,7 @@ class _StockRep(BackendRep):
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The suite's own data overflow, and onnxruntime's substitutes are no news here."""
+    """Silences warnings: the suite's own data overflow, and onnxruntime reports its substitutes."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield
@@ -122,7 +122,7 @@ def tests(stock: bool = False) -> dict[str, Callable[..., Any]]:
 
 @cache
 def single_nodes() -> dict[str, onnx.ModelProto]:
-    """The models of the tests of one node each, bodies of functions left out: those are tests of several."""
+    """The models of the tests of one node each, without function bodies, which test several nodes."""
     from onnx.backend.test.loader import load_model_tests
 
     with _quiet():
@@ -131,7 +131,7 @@ def single_nodes() -> dict[str, onnx.ModelProto]:
 
 
 def pointwise() -> dict[str, onnx.ModelProto]:
-    """The tests of one pointwise node, by what the op records say is one."""
+    """The tests of one pointwise node, as the op records define it."""
     forms = (f for record in all_ops() if record.is_pointwise and isinstance(record.onnx, tuple) for f in record.onnx)
     op_types = {form.op_type for form in forms} | {op_type for domain, op_type in disguises() if domain == ""}
     return {
@@ -142,7 +142,7 @@ def pointwise() -> dict[str, onnx.ModelProto]:
 
 
 def has_arithmetic_types(model: onnx.ModelProto) -> bool:
-    """Whether all inputs and outputs are of types that opgraph computes in."""
+    """True if all inputs and outputs have types that opgraph computes in."""
     known = {dtypes.BY_NAME[name].onnx for name in dtypes.ARITHMETIC}
     return all(v.type.tensor_type.elem_type in known for v in (*model.graph.input, *model.graph.output))
 
@@ -157,7 +157,7 @@ def run(name: str, *, stock: bool = False) -> Outcome:
         return Outcome("skipped", text=str(reason))
     except OpGraphError as error:
         return Outcome("refused", text=error.what)
-    except Exception as error:  # the runner raises AssertionErrors, and what NumPy raises on what it cannot compare
+    except Exception as error:  # the runner raises AssertionErrors, and NumPy's errors on what it cannot compare
         return Outcome("wrong", _engines(), " ".join(str(error).split())[:200])
     return Outcome("pass", _engines())
 

@@ -1,4 +1,4 @@
-"""Calls of a library's CUDA ops in a process whose libcuda.so.1 is ours, and whose kernels are emulated."""
+"""Calls of a library's CUDA ops in a process with a fake libcuda.so.1, whose kernels are emulated."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from emulator import build
 from fake_cuda_driver import FakeDriver
 from fake_onnxruntime import FakeOnnxruntime, StatusError
 
-#: Addresses that nothing lies at: a context of the GPU, and the provider's stream in it.
+#: Addresses without memory: a context of the GPU, and the provider's stream in it.
 CONTEXT, STREAM = 0x5000, 0x5000 + 1000
 CUDA = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What one call did.
+    """The effects of one call.
 
     Attributes:
-        results: the outputs; none where it was refused.
+        results: the outputs; none if it was refused.
         refused: code and message of its OrtStatus.
         launches: (kernel, blocks, threads, stream).
-        current: the context that was current afterwards.
-        loaded: of the driver.
+        current: the current context afterwards.
+        loaded: `FakeDriver.loaded`.
     """
 
     results: list[np.ndarray] = field(default_factory=list)
@@ -76,11 +76,11 @@ def call(
     """One node of the CUDA provider.
 
     Args:
-        path: the library; a copy of it under another name knows nothing of earlier calls.
+        path: the library; a copy of it under another name has no state of earlier calls.
         kinds: dtype of each output.
-        current: the context that is current.
+        current: the current context.
         offset: where arrays begin, in bytes beyond a multiple of 16.
-        driver: what the driver answers, as of `FakeDriver.set`.
+        driver: the results of the driver, as in `FakeDriver.set`.
     """
     _Process.driver.set(**{"init": 0, "version": 13000, "major": 9, "minor": 0, "load": 0, "loads": 0, **driver})
     _Process.driver.enter(current)

@@ -1,4 +1,4 @@
-"""One executable called in turns with arrays of several sizes, in every way: each call as if it were the only one."""
+"""Calls one executable in turns with arrays of several sizes, in every way: each call must be like the only one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.reference import evaluate
 
-#: Sets of arrays, and calls in turns with them.
+#: The number of sets of arrays, and of calls in turns with them.
 _SETS, _TURNS = 4, 8
 
 
 def again(found: Scenario, rng: random.Random) -> Iterator[str]:
-    """Problems of calling the graph of a scenario, of inputs of unknown sizes, in turns with arrays of several sizes.
+    """Problems of calling the graph of a scenario, with inputs of unknown sizes, in turns with arrays of several sizes.
 
-    What is right is what an executable gives in its first call; the check of calls compares that with the reference.
+    The first call of an executable gives the right result; the check of calls compares that with the reference.
     """
     free = part_of(found, found.graph.outputs, (), unknown=True)
     if free is None:
@@ -53,7 +53,7 @@ def again(found: Scenario, rng: random.Random) -> Iterator[str]:
 
 
 def _fitting(graph: og.Graph, sets: list[Feeds]) -> Iterator[Feeds]:
-    """Those that the reference takes."""
+    """The sets that the reference accepts."""
     for feeds in sets:
         try:
             evaluate(graph, feeds, dtype=None)
@@ -81,7 +81,7 @@ def _out(
 def _bound(
     told: str, graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random, held: list[Any]
 ) -> Iterator[str]:
-    """A call that is repeated now, and later among others."""
+    """A call that is repeated now, and later between others."""
     outs, _ = _buffers(graph, bits, rng)
     fresh = {n: a.copy() for n, a in feeds.items()}
     call = f.bind(fresh, out=_given(graph, outs, rng))
@@ -97,7 +97,7 @@ def _bound(
 
 
 def _pulled(graph: og.Graph, sets: list[Feeds], rng: random.Random) -> Iterator[str]:
-    """Gradients of several calls, taken back in another order than the calls were made, and more than once."""
+    """Gradients of several calls, computed in another order than the calls, and more than once."""
     floats = [port_name(t) for t in graph.inputs if t.dtype in dtypes.FLOATS]
     if not floats:
         return
@@ -115,7 +115,7 @@ def _pulled(graph: og.Graph, sets: list[Feeds], rng: random.Random) -> Iterator[
         d = {
             n: np.asarray(draw.uniform(-1, 1, r.shape)).astype(r.dtype) for n, r in results.items() if f"d_{n}" in wide
         }
-        if rng.random() < 0.3:  # as of a sum: one number everywhere
+        if rng.random() < 0.3:  # as for a sum: one number everywhere
             d = {n: without_steps(a, rng) for n, a in d.items()}
         if not d:
             return
@@ -136,7 +136,7 @@ def _pulled(graph: og.Graph, sets: list[Feeds], rng: random.Random) -> Iterator[
 
 
 def _near(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Iterator[str]:
-    """As `differing`, where sums of gradients up to 1 may be added up in another order: what is far off counts."""
+    """Like `differing`, for sums of gradients up to 1 that may be added in another order: only large errors count."""
     for place, (a, b) in enumerate(zip(got, want, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             yield f"{what}: result {place} is {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
@@ -144,7 +144,7 @@ def _near(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Iterator[
         x, y = a.astype(np.float64), b.astype(np.float64)
         with np.errstate(all="ignore"):
             size = np.nanmax(np.abs(y), initial=1e-30, where=np.isfinite(y))
-            rounding = 64 * float(ml_dtypes.finfo(a.dtype).eps)  # all that is left where the summands cancel
+            rounding = 64 * float(ml_dtypes.finfo(a.dtype).eps)  # the only part left where the summands cancel
             off = ~(np.abs(x - y) <= 1e-2 * size + rounding) & np.isfinite(x) & np.isfinite(y)
         if off.any():
             at = tuple(int(i) for i in np.argwhere(off)[0])

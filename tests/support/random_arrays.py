@@ -1,4 +1,4 @@
-"""The same values lying otherwise in memory."""
+"""The same values with another layout in memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 def laid_out(array: np.ndarray, rng: random.Random) -> np.ndarray:
-    """An array of the same values: strided, turned around, transposed, unaligned, without steps, read-only, ..."""
+    """An array of the same values: strided, reversed, transposed, unaligned, with strides of 0, read-only, ..."""
     how = rng.randrange(9)
     if how == 0 or array.ndim == 0:
-        made = np.zeros(array.nbytes + 64, np.uint8)  # unaligned by a few elements, not within one
+        made = np.zeros(array.nbytes + 64, np.uint8)  # unaligned by whole elements
         start = array.itemsize * rng.randrange(1, 5)
         view = made[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
         view[...] = array
@@ -51,7 +51,7 @@ def laid_out(array: np.ndarray, rng: random.Random) -> np.ndarray:
 
 
 def without_steps(array: np.ndarray, rng: random.Random) -> np.ndarray:
-    """Other values, that repeat along some axes without lying there twice; writable."""
+    """Other values, which repeat along some axes by a stride of 0; writable."""
     kept = tuple(slice(0, 1) if rng.random() < 0.6 else slice(None) for _ in range(array.ndim))
     base = array[kept].copy()
     strides = tuple(0 if k.stop is not None else s for k, s in zip(kept, base.strides, strict=True))

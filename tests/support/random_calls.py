@@ -1,4 +1,4 @@
-"""Every way to call a compiled graph: each must give what a plain call gives, bit for bit, or be refused by name."""
+"""Every way to call a compiled graph: each must give the bits of a plain call, or raise a named error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Feeds = dict[str, np.ndarray]
 
 
 def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
-    """Problems of calling the graph of a scenario; also of a second graph, with results rounded after each op."""
+    """Problems of calling the graph of a scenario, and of a second graph with results rounded after each op."""
     graph = found.graph
     f = og.compile(graph, rounding=rng.choice(("store", "store", "store", "each")))
     plain: list[tuple[Feeds, list[np.ndarray]]] = []
@@ -53,18 +53,18 @@ def calls(found: Scenario, rng: random.Random) -> Iterator[str]:
         return
     feeds, bits = plain[rng.randrange(len(plain))]
     ways = (_layouts, _repeated, _out, _over_inputs, _donated, _bound, _threads, _compiled_again, _shared)
-    for way in rng.sample(ways, 4):  # each costs kernels of its own
+    for way in rng.sample(ways, 4):  # each compiles kernels of its own
         yield from (f"{way.__name__[1:]}: {p}" for p in way(graph, f, feeds, bits, rng))
 
 
 def has_dead_ops(graph: og.Graph) -> bool:
-    """Whether no output needs some op: such need not run."""
+    """True if no output needs some op: such an op need not run."""
     read = {t.id for t in graph.outputs} | {t.id for op in graph.ops for t in op.inputs}
     return any(t.id not in read for op in graph.ops for t in op.outputs)
 
 
 def _owned(graph: og.Graph, got: list[np.ndarray], feeds: Feeds) -> Iterator[str]:
-    """Results are the caller's, who may write to them, but for those that are inputs; further calls show the rest."""
+    """Results belong to the caller, who may write to them, unless they are inputs; later calls show the effects."""
     inputs = {t.id for t in graph.inputs}
     for tensor, result in zip(graph.outputs, got, strict=True):
         if tensor.id in inputs or not result.size:
@@ -89,10 +89,10 @@ def differing(what: str, got: list[np.ndarray], want: list[np.ndarray]) -> Itera
 def _alike(
     what: str, graph: og.Graph, f: Any, feeds: Feeds, got: list[np.ndarray], want: list[np.ndarray]
 ) -> Iterator[str]:
-    """As `differing`; but sums, and libraries, may add up in another order where arrays lie otherwise.
+    """Like `differing`; but sums, and libraries, may add up in another order for other layouts of arrays.
 
     Args:
-        feeds: what the results are of.
+        feeds: the inputs of the results.
     """
     found = list(differing(what, got, want))
     if found and not (
@@ -125,7 +125,7 @@ def _has_values(name: str, feeds: Feeds) -> bool:
 
 
 def _shared(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
-    """One array for several inputs, and views of it that overlap."""
+    """One array for several inputs, and overlapping views of it."""
     names = list(feeds)
     rng.shuffle(names)
     for a in names:
@@ -156,7 +156,7 @@ def _given(graph: og.Graph, outs: Mapping[str, np.ndarray], rng: random.Random) 
 
 
 def _buffers(graph: og.Graph, bits: list[np.ndarray], rng: random.Random) -> tuple[dict[str, Any], list[Any]]:
-    """Arrays to write to, strided now and then, and what lies around them."""
+    """Arrays to write to, sometimes strided, and the memory around them."""
     outs, around = {}, []
     for name, result in zip(_names(graph), bits, strict=True):
         shape = [*result.shape]
@@ -194,7 +194,7 @@ def _out(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: ran
 
 
 def _over_inputs(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
-    """An output over an input: right, or refused; the other arrays stay."""
+    """An output over an input: right, or refused; the other arrays do not change."""
     names = _names(graph)
     pairs = [
         (place, name)
@@ -236,7 +236,7 @@ def _donated(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng:
     for how in range(4):
         fresh = {n: a.copy() if how != 1 else np.array(laid_out(a, rng), order="K") for n, a in feeds.items()}
         dense = feeds
-        if how == 2:  # zero strides: written to, they would be written to many times
+        if how == 2:  # zero strides: a write would go to the same memory many times
             fresh[taken[0]] = without_steps(feeds[taken[0]], rng)
             dense = {n: np.array(a, order="C") for n, a in fresh.items()}
             plain = listed(og.compile(graph)(dense))
@@ -296,18 +296,18 @@ def _threads(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng:
             got = listed(f(feeds))
             if set(f.engines) == {"opgraph"}:
                 yield from differing(f"{count} threads", got, bits)
-            else:  # in torch, the part of a thread decides which elements are vectors and in which order sums are taken
+            else:  # in torch, the part of a thread decides on vectors and on the order of sums
                 yield from _alike(f"{count} threads", graph, f, feeds, got, bits)
         torch.set_num_threads(usual)
 
 
 def _compiled_again(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
-    """From its text, and from the kernels on disk."""
+    """Compiles from the graph's text, and from the kernels on disk."""
     text = str(graph)
     large = {t.name: t.data for t in graph.constants if t.data is not None and t.data.size > 64}
     again = og.parse(
         text, constants={n: a for n, a in large.items() if f"const {n}:" in text}
-    )  # not one that none reads
+    )  # not a constant without readers
     if again != graph:
         yield "the text form is of another graph"
     plain = listed(og.compile(graph)(feeds))

@@ -1,4 +1,4 @@
-"""Random graphs through ONNX files: what is saved computes the same, here and in onnxruntime."""
+"""Random graphs through ONNX files: a saved graph computes the same, here and in onnxruntime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opgraph.errors import OpGraphError
 from opgraph.ir import dtypes
 from opgraph.runtime.reference import evaluate
 
-#: What runs the model rounds each op's result, f16 and bf16 in sums too; some of its f64 ops compute in f32.
+#: A runtime rounds each op's result, f16 and bf16 in sums too; some of its f64 ops compute in f32.
 _WIDER = 64.0
 
 
@@ -60,10 +60,10 @@ def files(found: Scenario, rng: random.Random) -> Iterator[str]:
     results = by_onnxruntime(model, {n: np.array(a, order="C") for n, a in given.items()})
     coarse = [_by_others(truth, graph) for truth in want]
     found_there = [] if results is None or _is_left_open(graph, want) else list(_problems(results, coarse))
-    if found_there:  # what casts and bounds make of NaN and of large numbers differs between runtimes
+    if found_there:  # casts and bounds of NaN and of large numbers differ between runtimes
         other = by_evaluator(model, given)
         if other is not None and any(np.isinf(a).any() for a in given.values() if a.dtype.kind == "f"):
-            # The ops that a unit is written in, as those of SwishBackward, may make NaN of an infinity: inf times 0.
+            # The ops of a decomposed unit, such as SwishBackward, may make NaN of an infinity: inf times 0.
             coarse = [replace(t, bound=np.where(np.isnan(o), np.nan, t.bound)) for t, o in zip(coarse, other)]
             found_there = list(_problems(results, coarse))
         if other is not None and any(_problems(other, coarse)):
@@ -71,8 +71,8 @@ def files(found: Scenario, rng: random.Random) -> Iterator[str]:
 
 
 def _by_others(truth: Truth, graph: og.Graph) -> Truth:
-    """The same for results of another runtime: ONNX leaves the sign of a zero open, and its GELUs are 1 + erf and 1 +
-    tanh, which cancel in f32 where x is far below zero."""
+    """The same for results of another runtime: ONNX does not define the sign of a zero, and its GELUs are 1 + erf and 1
+    + tanh, which cancel in f32 where x is far below zero."""
     truth = replace(truth, signed=np.zeros_like(truth.signed))
     if truth.dtype == "f64":
         return replace(truth, bound=truth.bound + 1e-4 * (np.abs(truth.value) + 1))
@@ -82,7 +82,7 @@ def _by_others(truth: Truth, graph: og.Graph) -> Truth:
 
 
 def _is_left_open(graph: og.Graph, want: list[Truth]) -> bool:
-    """ONNX leaves open what becomes of a number that an integer cannot hold, and its ThresholdedRelu makes 0 of NaN."""
+    """True if ONNX leaves results open: a cast to an integer may not fit, or ThresholdedRelu makes 0 of NaN."""
     casts = any(
         op.kind == "TypeCast" and op.inputs[0].dtype in dtypes.FLOATS and op.outputs[0].dtype in dtypes.INTS
         for op in graph.ops

@@ -1,4 +1,4 @@
-"""Random forwards: arithmetic in and out of place, views, library ops, branches on data, tensors that live on."""
+"""Random forwards: arithmetic in and out of place, views, library ops, branches on data, tensors kept after a call."""
 
 from __future__ import annotations
 

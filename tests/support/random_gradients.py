@@ -1,4 +1,4 @@
-"""Gradients of random graphs: what is compiled against the reference, and the reference against differences."""
+"""Gradients of random graphs: the compiled ones against the reference, and the reference against finite differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opgraph.transforms.units import named
 
 
 def gradients(found: Scenario, rng: random.Random) -> Iterator[str]:
-    """Problems of the gradient of a scenario's graph with respect to some of its inputs, and of the one after it."""
+    """Problems of the gradient of a scenario's graph with respect to some of its inputs, and of the second gradient."""
     graph = found.graph
     floats = [port_name(t) for t in graph.inputs if t.dtype in dtypes.FLOATS]
     if not floats:
@@ -42,7 +42,7 @@ def gradients(found: Scenario, rng: random.Random) -> Iterator[str]:
     got = listed(og.compile(slope)(given))
     yield from (f"gradient by {wrt}: {p}" for p in map(problem, got, want) if p)
     yield from (f"gradient by {wrt}, backwards: {p}" for p in _backwards(graph, wrt, feeds, given, want, rng))
-    # In f64 throughout: gradients of results, which a cast may have narrowed, are inputs of the slope.
+    # Only if all is f64: the gradients of results, which a cast may have narrowed, are inputs of the slope.
     if found.smooth and all(t.dtype == "f64" for t in (*graph.inputs, *slope.inputs) if t.dtype in dtypes.FLOATS):
         yield from (f"gradient by {wrt}: {p}" for p in differences(graph, slope, wrt, given, rng))
         second = [port_name(t) for t in slope.inputs if t.dtype in dtypes.FLOATS]
@@ -78,11 +78,11 @@ def _cotangents(slope: og.Graph, graph: og.Graph, feeds: Feeds, results: list[np
 def _backwards(
     graph: og.Graph, wrt: tuple[str, ...], feeds: Feeds, given: Feeds, want: list[Any], rng: random.Random
 ) -> Iterator[str]:
-    """A training step: results and gradients, what is kept, and that nothing of it changes."""
+    """Checks a training step: results and gradients, the saved tensors, and that these do not change."""
     f = og.compile(graph, wrt=wrt)
     fresh = {n: laid_out(a, rng) if rng.random() < 0.3 else a.copy() for n, a in feeds.items()}
     results, pull = f.vjp(fresh)
-    # Where the pass back keeps more than inputs, units are single ops in the forward, too: Swish(-inf) is -0, not NaN.
+    # If the backward pass keeps more than inputs, units are single ops in the forward, too: Swish(-inf) is -0, not NaN.
     forms = (graph, named(graph))
     wrong = [[p for p in map(problem, listed(results), truths(form, feeds)) if p] for form in forms]
     if all(wrong):
@@ -105,7 +105,7 @@ def _backwards(
     want = _of_plan(f, pull, d, want)
     yield from (p for p in map(problem, first, want) if p)
     for array in first:
-        if array.flags.writeable:  # an optimizer's step must not reach what is kept
+        if array.flags.writeable:  # an optimizer's step must not change saved tensors
             array[...] = np.zeros((), array.dtype)
     yield from (
         f"the backward pass changed {n}" for n, a in pull._kept.items() if not same_bits(np.asarray(a), held[n])
@@ -122,8 +122,8 @@ def _backwards(
 def _of_plan(f: Any, pull: Any, d: Feeds, want: list[Truth]) -> list[Truth]:
     """The gradients by the plan of the backward pass, which may start at rounded outputs, as 1 - tanh(x)^2 does.
 
-    These have to be near those of the graph: to the rounding of what is kept. Where they are NaN and those of the graph
-    are not, these count: in f64 a value that is made again equals no rounded one that is kept, so none is the largest.
+    They must be near those of the graph, to the rounding of saved tensors. Where they are NaN and those of the graph
+    are not, the latter count: in f64 a recomputed value equals no rounded saved one, so none is the largest.
     """
     given = {**pull._kept, **{f"d_{n}": a for n, a in d.items()}}
     names = [port_name(t) for t in f.backward_graph.inputs]
@@ -144,7 +144,7 @@ def _of_plan(f: Any, pull: Any, d: Feeds, want: list[Truth]) -> list[Truth]:
 def differences(
     graph: og.Graph, slope: og.Graph, wrt: tuple[str, ...], given: Feeds, rng: random.Random
 ) -> Iterator[str]:
-    """The gradient in f64 against differences along random directions, where these say the same from both sides."""
+    """Compares the gradient in f64 with differences along random directions, where both sides give the same."""
     draw = np.random.default_rng(rng.getrandbits(32))
     names = [port_name(t) for t in graph.inputs]
     if any(op.kind in ("StopGradient", "Quantize", "Dequantize", "Dropout") for op in graph.ops):

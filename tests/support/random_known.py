@@ -1,4 +1,4 @@
-"""What depends on a graph alone, found once for all the executables that checks make of it."""
+"""Values that depend on a graph alone, computed once for all the executables that checks make of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.schedule.schedule import CpuSchedule
 
 @contextmanager
 def found_once() -> Iterator[None]:
-    """While this lasts, a finalized graph is partitioned once, has one training plan for the same inputs, each of its
+    """In this context, a finalized graph is partitioned once, has one training plan for the same inputs, each of its
     partitions one loop, and a loop one text for each way to call it."""
     partition, training_plan, lower = executable.partition, training.training_plan, compiled_partition.lower
     source = cpu_kernel.host_source
@@ -36,7 +36,7 @@ def found_once() -> Iterator[None]:
     def lowered(part: Partition, *, rounding: str, arguments: Any) -> Any:
         key = id(part), rounding, frozenset(arguments)
         if key not in loops:
-            loops[key] = part, lower(part, rounding=rounding, arguments=arguments)  # kept, so that its id stays its own
+            loops[key] = part, lower(part, rounding=rounding, arguments=arguments)  # kept, so that its id is not reused
         return loops[key][1]
 
     def written(schedule: CpuSchedule) -> KernelSource:

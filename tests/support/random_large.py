@@ -1,8 +1,8 @@
-"""Random graphs over large arrays, of sizes on both sides of those at which kernels are cut or walked in another way.
+"""Random graphs over large arrays, of sizes on both sides of thresholds at which kernels are cut or walked differently.
 
-The arrays of `random_scenario` are small for the most part, and one box, one thread and short rows serve them. Here
-an array has 16,000 to 260,000 elements: few long rows, many short ones, tall and wide columns, and three to five axes,
-some of which an operand has. Most axes are symbols, and one executable is called below and above a size in turns.
+The arrays of `random_scenario` are mostly small: one box, one thread and short rows are enough for them. Here an array
+has 16,000 to 260,000 elements: few long rows, many short ones, tall and wide columns, and three to five axes, some of
+which an operand has. Most axes are symbols, and one executable is called below and above a size in turns.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ import opgraph as og
 from opgraph.ir import dtypes
 from opgraph.ir.logical_tensor import LogicalTensor
 
-#: Numbers of elements at which a schedule changes, each with one that is drawn as often as it stands here.
+#: Numbers of elements at which a schedule changes. Each is drawn as often as it is listed.
 ELEMENTS = (
     16_384,  # the smallest of several boxes (schedule/cpu_tiles.py)
     32_768,  # more are several boxes; columns are added up, or cut (cpu_tiles.py, split_columns.py)
     32_768,
-    65_536,  # threads (runtime/threads.py); what fits into the second cache (partition/reduction_analysis.py)
+    65_536,  # threads (runtime/threads.py); the size of the L2 cache (partition/reduction_analysis.py)
     65_536,
     100_000,
     131_072,  # rows whose columns are added up at once (kernels/cpu/row_column_sums.h)
     262_144,  # 16 boxes of the smallest size: enough of them, so that rows need not be cut (cpu_tiles.py: ENOUGH)
 )
-#: Where these are asked for: results that bypass the caches (kernels/math/lane_memory.h), rows that are asked for ahead
+#: Thresholds of huge arrays: results that bypass the caches (kernels/math/lane_memory.h), rows that are prefetched
 #: (cpu/row_lanes.h), boxes of more than the smallest size (cpu_tiles.py).
 HUGE = (1 << 20, 3 << 20, 1 << 22, 5 << 20)
-#: Lengths of an axis at which one changes.
+#: Lengths of an axis at which a schedule changes.
 LENGTHS = (
     8,  # lanes that are rows (interleaved_rows.py), rows added up (sum_columns.h), short runs (reduction_analysis.py)
     12,  # addends that are added one by one (kernels/cpu/boxes.h: few)
-    16,  # a vector, rows enough to lie side by side, rows of a tile (cpu.py, interleaved_rows.py, pointwise.h)
+    16,  # a vector, enough rows to be side by side, rows of a tile (cpu.py, interleaved_rows.py, pointwise.h)
     24,  # short rows in two operands (interleaved_rows.py: SHORT_ROW)
     32,  # few rows (cpu_tiles.py: FEW_ROWS), lanes of a sum (cpu/boxes.h)
     48,  # short rows in one operand (interleaved_rows.py: SHORT_ROW)
@@ -65,7 +65,7 @@ def large_scenario(seed: int, *, huge: bool = False) -> Scenario:
     """The scenario of a seed.
 
     Args:
-        huge: whether its arrays have a million elements and more.
+        huge: its arrays have a million elements and more.
     """
     rng = random.Random(f"large {seed}")
     kind = rng.random()
@@ -96,7 +96,7 @@ def large_scenario(seed: int, *, huge: bool = False) -> Scenario:
 
 
 def _of_rows(rng: random.Random, dtype: str, huge: bool) -> Scenario:
-    """A graph in which several reductions go along the same axes, all of whose sizes are symbols."""
+    """A graph with several reductions along the same axes, all of whose sizes are symbols."""
     graph = row_graph(rng.getrandbits(32), dtype, not_last=rng.random() < 0.5)
     rank = max(len(t.dims or ()) for t in graph.inputs)
     numpy, feeds = dtypes.get(dtype).numpy, []
@@ -121,8 +121,8 @@ class _Sums:
     """A graph over one shape: reductions along a few sets of axes, and sums to the shapes of its inputs.
 
     Attributes:
-        reads_sums: whether other ops read what is reduced; else columns may be added up by a loop of their own.
-        is_costly: whether either side of a choice costs so much that kernels go by branches.
+        reads_sums: other ops read the results of reductions; else columns may be added up by a loop of their own.
+        is_costly: either side of a choice costs so much that kernels use branches.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class _Sums:
         return self.graph.input(f"x{self.inputs - 1}", dtype or self.dtype, tuple(dims))
 
     def _part(self) -> tuple[int | str, ...]:
-        """The shape, or a suffix of it, some axes 1: those of a reduction, or any."""
+        """The shape, or a suffix of it, with some axes 1: those of a reduction, or any."""
         axes = self.rng.choice(self.axes)
         some = self.rng.random() < 0.5
         ones = {a for a in range(len(self.dims)) if (a in axes if some else self.rng.random() < 0.5)}
@@ -151,7 +151,7 @@ class _Sums:
         return kept if self.rng.random() < 0.5 else kept[next((a for a, d in enumerate(kept) if d != 1), len(kept)) :]
 
     def begin_with_part(self, axis: int) -> None:
-        """Has kernels read an input of size 1 along this axis first."""
+        """Makes kernels read an input of size 1 along this axis first."""
         part = self._input([1 if a == axis else d for a, d in enumerate(self.dims)])
         self.whole.append(self.graph.add_op("Multiply", part, self.whole[-1]))
         self.made.append(self.whole[-1])
@@ -193,7 +193,7 @@ class _Sums:
         return value
 
     def ended(self) -> og.Graph:
-        """The finalized graph; some values are outputs, and the last one."""
+        """The finalized graph; its outputs are some values, and the last one."""
         rng = self.rng
         wanted = [*rng.sample(self.made, min(len(self.made), rng.choice((1, 2, 3, 4, 10)))), self.made[-1]]
         chosen = list({t.id: t for t in wanted}.values())
@@ -203,17 +203,17 @@ class _Sums:
 
 _CHEAP = ("Sigmoid", "Abs", "Neg", "Tanh", "Square", "ReLU", "Erf")
 _COSTLY = ("Mish", "Tanh", "Atan", "GELU", "Swish", "SoftPlus", "Asinh", "Erf", "Sigmoid", "HardSwish")
-#: Those that sums of columns are made of, and others beside these.
+#: Reductions that become sums of columns, and others with them.
 _SUMS = ("ReduceSum", "ReduceMean")
 _REDUCTIONS = ("ReduceSum", "ReduceSum", "ReduceMean", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceProd")
 
 
 def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
-    """A graph whose ops go over one space, one loop for the most part."""
+    """A graph whose ops go over one space, mostly in one loop."""
     rank = rng.choice((1, 2, 2, 2, 3, 3, 4, 5))
     axes = [_some_axes(rng, rank) for _ in range(rng.choice((1, 1, 2)))]
     groups = rank > 2 and rng.random() < 0.5
-    apart = rng.random() < 0.5  # whether an operand lacks an axis of rows between two that it has, or any
+    apart = rng.random() < 0.5  # an operand lacks an axis of rows, between two that it has or anywhere
     if groups:  # the axes of a group norm with the channels last
         rank = 5 if apart else rank
         axes = [tuple(a for a in range(1, rank) if a != rank - 2)]
@@ -224,7 +224,7 @@ def _of_sums(rng: random.Random, dtype: str, huge: bool) -> Scenario:
             if math.prod(found) <= _most(huge):
                 return found
 
-    # Of sizes that are declared, how ops are put into kernels depends on them, too (reduction_analysis.py: CACHED).
+    # If sizes are declared, the choice of kernels depends on them, too (reduction_analysis.py: CACHED).
     are_declared = rng.random() < 0.25
     grown = _Sums(rng, dtype, drawn() if are_declared else tuple(f"n{axis}" for axis in range(rank)), axes)
     if apart and rank > 1:
@@ -252,7 +252,7 @@ def _some_axes(rng: random.Random, rank: int) -> tuple[int, ...]:
 
 
 def _sizes_of_groups(rng: random.Random, rank: int) -> tuple[int, ...]:
-    """Sizes whose last axis is a run of a row, and the one before it that of neighbouring rows."""
+    """Sizes whose last axis is a run of a row, and the one before it is the axis of neighbouring rows."""
     wanted = rng.choice(ELEMENTS)
     run, groups = (
         rng.choice((1, 2, 3, 4, 5, 8, 16, 31, 32, 63, 64, 65)),
@@ -268,7 +268,7 @@ def _sizes_of_groups(rng: random.Random, rank: int) -> tuple[int, ...]:
 
 
 def large_sizes(rng: random.Random, rank: int, *, huge: bool = False) -> tuple[int, ...]:
-    """The sizes of an array: all but one are drawn, and that one makes up a number of elements, or just not."""
+    """The sizes of an array: all but one are drawn, and that one reaches a number of elements, or just misses it."""
     wanted = rng.choice(HUGE if huge else ELEMENTS)
     found: list[int] = []
     for _ in range(rank - 1):

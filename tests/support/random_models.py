@@ -1,8 +1,8 @@
-"""Random ONNX models that are right by construction, and random damage to them.
+"""Random ONNX models that are valid by construction, and random damage to them.
 
 Everything is drawn from one `random.Random`-like source: hypothesis' `randoms()`, a seed, or the bytes of a fuzzer.
-The models hold what a reader has to carry: names of every sort, metadata and doc strings, symbols, inline, typed, large
-and overridable initializers, optional operands left out, functions, subgraphs that capture, old and new opsets.
+The models contain all that a reader must keep: names of every sort, metadata and doc strings, symbols, inline, typed,
+large and overridable initializers, omitted optional operands, functions, subgraphs that capture, old and new opsets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ELEMENTS = {
 }
 _LARGEST = 1 << 16
 SHAPES = ((2, 3), (3,), (1, 3), (2, 1), (), (4, 2, 3))
-#: Bounded or gently growing, so that two right implementations stay close.
+#: Bounded or slowly growing, so that two correct implementations stay close.
 UNARY = ("Relu", "Sigmoid", "Tanh", "Neg", "Abs", "Softplus", "Softsign", "Sin", "Cos", "Erf", "Atan", "Identity",
          "Elu", "LeakyRelu", "HardSigmoid", "Selu")  # fmt: skip
 #: Their bf16 forms came later.
@@ -52,7 +52,7 @@ _NO_BF16 = {
 
 @dataclass(frozen=True)
 class Value:
-    """A value so far: its name and shape."""
+    """A value of the model so far: its name and shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -60,10 +60,10 @@ class Value:
 
 @dataclass
 class Writer:
-    """A model in the making.
+    """A model under construction.
 
     Attributes:
-        rng: what everything is drawn from.
+        rng: the source of all random choices.
         element: the element type of every float value.
         symbols: size -> the symbol that inputs declare for it.
     """
@@ -107,7 +107,7 @@ class Writer:
         self.values.append(Value(output, shape))
 
     def constant(self, array: np.ndarray, element: int | None = None) -> str:
-        """A constant of one of the sorts that a model can hold."""
+        """A constant in one of the forms that a model can have."""
         name, element = self.name(), self.element if element is None else element
         how = self.rng.randrange(5)
         if how == 0:
@@ -171,7 +171,7 @@ def _binary(w: Writer) -> None:
     except ValueError:
         y, shape = x, x.shape
     op_type = w.rng.choice(("Add", "Sub", "Mul", "Max", "Min"))
-    if op_type == "Mul":  # products of products grow out of every tolerance
+    if op_type == "Mul":  # products of products exceed every tolerance
         bounded = w.name()
         w.node("Tanh", [x.name], [bounded])
         w.values.append(Value(bounded, x.shape))
@@ -205,7 +205,7 @@ def _fits(shape: tuple[int, ...], onto: tuple[int, ...]) -> bool:
 def _clip(w: Writer) -> None:
     x = w.pick()
     bounds = [w.numbers(()) if w.rng.random() < 0.5 else "", w.numbers(()) if w.rng.random() < 0.5 else ""]
-    if all(bounds):  # a lower bound above the upper one means different things to different runtimes
+    if all(bounds):  # runtimes differ if the lower bound is above the upper one
         bounds[0] = ""
     while bounds and not bounds[-1]:
         bounds.pop()
@@ -301,11 +301,11 @@ PARTS: tuple[Callable[[Writer], None], ...] = (
 
 
 def random_model(rng: Any, *, longest: int = 10) -> onnx.ModelProto:
-    """A right model. onnx's checker accepts it, but for sparse initializers, which its inference does not know.
+    """A valid model. onnx's checker accepts it, except for sparse initializers, which its inference does not support.
 
     Args:
         rng: has `random`, `randrange` and `choice`, as `random.Random`.
-        longest: the most parts that are put together; each makes one node or a few.
+        longest: the largest number of parts; each makes one node or a few.
     """
     element = rng.choice((*[TensorProto.FLOAT] * 5, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16))
     opset = rng.choice((13, 14, 15, 17, 18, 20, 21, 22, 23, 24))
@@ -342,10 +342,10 @@ def random_model(rng: Any, *, longest: int = 10) -> onnx.ModelProto:
 
 
 def feeds_of(model: onnx.ModelProto, rng: Any) -> dict[str, np.ndarray]:
-    """Arrays for the inputs that have no default; what a symbol stands for is what the model was built with.
+    """Arrays for the inputs without a default; symbols have the sizes that the model was built with.
 
     Raises:
-        KeyError: an input of another type, or of a size that damage made.
+        KeyError: an input has another type, or a size made by damage.
     """
     given = {t.name for t in model.graph.initializer}
     sizes = {"batch": 4}
@@ -391,7 +391,7 @@ def damaged(model: onnx.ModelProto, rng: Any, times: int) -> onnx.ModelProto:
         try:
             _damage(message, descriptor, rng, messages)
         except (TypeError, ValueError):
-            continue  # protobuf itself takes no such value
+            continue  # protobuf itself refuses such a value
     return result
 
 
@@ -453,5 +453,5 @@ def _scalar(message: Any, descriptor: Any, rng: Any, messages: list[Message]) ->
 
 
 def seeded(seed: int) -> random.Random:
-    """The source for a seed."""
+    """The random source of a seed."""
     return random.Random(seed)

@@ -63,7 +63,7 @@ class _Pool:
 
     def _unary(self, value: LogicalTensor) -> LogicalTensor:
         kind = self.choose.choice(_UNARY)
-        if kind in ("Sqrt", "Exp"):  # where they are harmless
+        if kind in ("Sqrt", "Exp"):  # on operands for which they are harmless
             value = self.graph.add_op("Sigmoid", value)
         made: LogicalTensor = self.graph.add_op(kind, value)
         return made
@@ -76,7 +76,7 @@ def row_graph(seed: int, dtype: str = "f64", *, not_last: bool = False) -> og.Gr
     """A finalized graph; inputs are named in `_Pool`, dimensions n0, n1, ...
 
     Args:
-        not_last: the last axis is none of a row's, where there is another.
+        not_last: the last axis is not an axis of rows, if there is another.
     """
     choose = random.Random(seed)
     rank = choose.choice((1, 2, 2, 3, 4))
@@ -97,7 +97,7 @@ def row_graph(seed: int, dtype: str = "f64", *, not_last: bool = False) -> og.Gr
 
 
 def sizes(seed: int, rank: int) -> tuple[int, ...]:
-    """Extents for a graph of that rank; now and then 1, now and then nothing."""
+    """Extents for a graph of that rank; sometimes 1, sometimes 0."""
     choose = random.Random(1000 + seed)
     return tuple(
         choose.choice((1, 2, 3, 5, 7, 13, 33, 40, 0 if rank > 1 and choose.random() < 0.2 else 4)) for _ in range(rank)

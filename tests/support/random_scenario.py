@@ -1,7 +1,7 @@
 """A random graph over the whole registry that runs: every op on operands that fit it, with arrays for its inputs.
 
-One seed is one scenario. Beside each value stands what the definitions make of it in f64, so that a step knows shapes
-and keeps operands in the domain of an op. `random_steps` has the kinds of steps, `random_arrays` how arrays lie.
+One seed is one scenario. Each value is stored with its result in f64 by the definitions, so that a step has the shapes
+and can keep operands in the domain of an op. `random_steps` has the kinds of steps, `random_arrays` the layouts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opgraph.runtime.reference import by_reference
 
 #: No value has more elements.
 LARGEST = 150_000
-#: Nor any value of further arrays: `[n]` and `[n,1]` may meet as `[n,n]`.
+#: The same for further arrays: `[n]` and `[n,1]` may broadcast to `[n,n]`.
 _LARGEST_OF_OTHERS = 1 << 24
 SPECIAL = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e-45, 1e-310, 6e-8, 65504.0, 3e38, -1.0, 1.0)
 
@@ -35,7 +35,7 @@ class Scenario:
 
     Attributes:
         feeds: one dict of arrays for each binding of its symbols; the first one fits by construction.
-        smooth: whether inputs are irregular numbers of moderate size, so that differences say what a gradient is.
+        smooth: inputs are irregular numbers of moderate size, so that differences approximate a gradient.
     """
 
     graph: og.Graph
@@ -45,15 +45,15 @@ class Scenario:
 
 @dataclass
 class Growing:
-    """A scenario in the making.
+    """A scenario under construction.
 
     Attributes:
         dtype: the dtype of most values.
         dims: the declared sizes of the widest shape: an int or a symbol each.
         bindings: symbol -> size, one dict for each call.
         truth: the value of each tensor, by id, for the first binding.
-        largest: elements that no value exceeds.
-        reuses: whether a value that is there stands for most further inputs of its shape.
+        largest: the most elements of a value.
+        reuses: an existing value replaces most further inputs of its shape.
     """
 
     rng: random.Random
@@ -116,7 +116,7 @@ class Growing:
         return tensor
 
     def part_of_widest(self) -> tuple[int | str, ...]:
-        """The widest shape, some axes 1, leading ones left out."""
+        """The widest shape, with some axes 1 and some leading ones left out."""
         how = self.rng.random()
         if how < 0.45:
             return self.dims
@@ -144,14 +144,14 @@ class Growing:
 
     def scalar(self, dtype: str, number: float) -> Any:
         """A constant number."""
-        with np.errstate(over="ignore"):  # infinity is a number like others
+        with np.errstate(over="ignore"):  # infinity is allowed
             array = np.asarray(number, dtypes.get(dtype).numpy)
         tensor = self.graph.constant(f"c{len(self.truth)}", array)
         self.keep(tensor, array, 0)
         return tensor
 
     def graph_dims(self, tensor: LogicalTensor) -> tuple[int | str, ...]:
-        """What is declared of a shape, or found to be so, where every size or symbol is known."""
+        """The declared shape if every size or symbol of it is known, else the actual one."""
         dims = tensor.dims
         if dims is None or any(d is None or (isinstance(d, str) and d not in self.bindings[0]) for d in dims):
             return self.shape(tensor)
@@ -166,7 +166,7 @@ class Growing:
         self.values.append(tensor)
 
     def add(self, kind: str, *args: LogicalTensor, outputs: int | None = None, **attrs: Any) -> list[LogicalTensor]:
-        """The results of one more op; nothing where the op is refused or its result would be large."""
+        """The results of one more op; empty if the op is refused or its result would be large."""
         known = [self.truth[t.id] for t in args]
         sizes = [a.shape for a in known]
         try:
@@ -195,17 +195,17 @@ class Growing:
         return tensors
 
     def _tried(self, kind: str, args: Sequence[LogicalTensor], outputs: int | None, attrs: Mapping[str, Any]) -> None:
-        """Refused here is what the declared sizes leave open and those of the first binding do not fit."""
+        """Refuses an op that the declared sizes leave open, if the sizes of the first binding do not fit."""
         graph = og.Graph()
         given = [t if t.is_constant else graph.input(f"t{t.id}", t.dtype, self.shape(t)) for t in dict.fromkeys(args)]
         known = dict(zip(dict.fromkeys(args), given, strict=True))
         graph.add_op(kind, *(known[t] for t in args), outputs=outputs, **attrs)
 
     def value(self, dtype: str, like: tuple[int, ...] | None = None) -> Any:
-        """A value of a dtype: one that is there, one of another dtype cast, an input, or a constant.
+        """A value of a dtype: an existing one, a cast of one of another dtype, an input, or a constant.
 
         Args:
-            like: a shape that it should broadcast with, if one is there.
+            like: a shape that it should broadcast with, if there is such a value.
         """
         how = self.rng.random()
         if how < 0.07:
@@ -222,7 +222,7 @@ class Growing:
         return self.input(dtype)
 
     def within(self, tensor: LogicalTensor, low: float, high: float) -> LogicalTensor:
-        """The value, clamped where it leaves a range."""
+        """The value, clamped if it leaves a range."""
         truth = self.truth[tensor.id]
         if tensor.dtype not in dtypes.FLOATS or np.all((truth >= low) & (truth <= high)) or self.rng.random() < 0.12:
             return tensor
@@ -241,8 +241,8 @@ def scenario(seed: int, *, dtype: str | None = None, smooth: bool | None = None)
     """The scenario of a seed.
 
     Args:
-        dtype: of most values; None: drawn, floats for the most part.
-        smooth: whether inputs are irregular numbers; None: drawn.
+        dtype: of most values; None: drawn, mostly floats.
+        smooth: inputs are irregular numbers; None: drawn.
     """
     from random_steps import step  # the steps are typed with Growing
 
@@ -307,8 +307,8 @@ def square_scenario(seed: int) -> Scenario:
 
 
 def axes_scenario(seed: int) -> Scenario:
-    """The scenario of a seed whose axes have few sizes, 1 among them, and whose values have any number of axes: equal
-    sizes are one symbol, reshapes cut and join axes, and operands of one element say how many axes there are."""
+    """The scenario of a seed whose axes have few sizes, including 1, and whose values have any number of axes: equal
+    sizes are one symbol, reshapes cut and join axes, and operands of one element have various numbers of axes."""
     from random_steps import AXES_STEPS, step
 
     rng = random.Random(f"axes {seed}")
@@ -333,9 +333,9 @@ def axes_scenario(seed: int) -> Scenario:
 
 
 def largest_value(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> int:
-    """The elements of the largest value: [n] and [n,1] meet as [n,n].
+    """The number of elements of the largest value: [n] and [n,1] broadcast to [n,n].
 
-    Where its sizes are not declared, it is taken to be as large along each axis as the largest operand is.
+    If its sizes are not declared, each axis is assumed to be as large as in the largest operand.
     """
     sizes = {d: size for t in graph.inputs for d, size in zip(t.dims or (), feeds[str(t.name)].shape, strict=False)}
     shapes = {t.id: feeds[str(t.name)].shape for t in graph.inputs}
@@ -359,7 +359,7 @@ def _other_sizes(rng: random.Random, dims: Sequence[int | str]) -> dict[str, int
 
 
 def _of_rows(seed: int, rng: random.Random) -> Scenario:
-    """A graph in which several reductions go along the same axes."""
+    """A graph with several reductions along the same axes."""
     dtype = rng.choice(("f64", "f32", "f32", "f16", "bf16"))
     graph = row_graph(seed, dtype, not_last=rng.random() < 0.3)
     rank = max(len(t.dims or ()) for t in graph.inputs)
@@ -379,19 +379,19 @@ def _of_rows(seed: int, rng: random.Random) -> Scenario:
 
 #: Sizes of most axes.
 _COMMON = (1, 1, 2, 3, 3, 4, 5, 7, 8, 13, 16, 17, 31, 33, 64, 97)
-#: Lengths of an axis at which kernels walk it in another way: a vector, rows side by side, lanes, rows at once, columns
-#: in pieces, turns, stretches, cells of a sum, the first cache (specs/loops.md), the buffer of a row of f64 and of f32.
+#: Lengths of an axis at which kernels walk it differently: a vector, rows side by side, lanes, rows at once, columns in
+#: pieces, turns, stretches, cells of a sum, the L1 cache (specs/loops.md), the buffer of a row of f64 and of f32.
 _LENGTHS = (16, 48, 64, 128, 256, 1024, 2048, 4096, 8192, 32_768, 65_536)
 #: Numbers of elements in all: one box, threads and pieces of long rows, a few boxes.
 _ELEMENTS = (32_768, 32_768, 65_536, 65_536, 100_000)
-#: Sizes of the axes of one seed where they are few.
+#: Sizes of the axes of one seed with few sizes.
 _FEW_SIZES = ((1, 2, 3), (1, 2, 2, 3), (1, 3), (2,), (3,), (4,), (1,), (1, 1, 2), (1, 2, 4), (1, 2, 3, 4, 6), (0, 1, 2))
-#: Of so many seeds a part has such sizes, and their arrays have no more elements where one axis is long.
+#: The part of the seeds with such sizes, and the most elements of their arrays if one axis is long.
 _NEAR, _MOST = 0.14, 40_000
 
 
 def _sizes(rng: random.Random, rank: int) -> tuple[int, ...]:
-    """The sizes of an array: most are small; some are around one of the numbers at which kernels walk otherwise."""
+    """The sizes of an array: most are small; some are near a threshold at which kernels walk differently."""
     if rank and rng.random() < _NEAR:
         return near_a_threshold(rng, rank)
     while True:
@@ -401,7 +401,7 @@ def _sizes(rng: random.Random, rank: int) -> tuple[int, ...]:
 
 
 def near_a_threshold(rng: random.Random, rank: int) -> tuple[int, ...]:
-    """Sizes of which one, or the product of all, is next to a number at which kernels walk otherwise."""
+    """Sizes of which one, or the product of all, is next to a threshold at which kernels walk differently."""
     off = rng.choice((-1, 0, 0, 1))
     if rng.random() < 0.6:
         length = rng.choice(_LENGTHS) + off
@@ -414,7 +414,7 @@ def near_a_threshold(rng: random.Random, rank: int) -> tuple[int, ...]:
 
 
 def _of_at_most(rng: random.Random, rank: int, elements: int) -> tuple[int, ...]:
-    """Sizes with a product of at most so many elements, or of 1."""
+    """Sizes with a product of at most `elements`, or of 1."""
     found: list[int] = []
     for _ in range(rank):
         found.append(rng.choice([size for size in _COMMON if size <= max(elements // math.prod(found), 1)]))
@@ -423,7 +423,7 @@ def _of_at_most(rng: random.Random, rank: int, elements: int) -> tuple[int, ...]
 
 
 def choose_outputs(grown: Growing) -> None:
-    """Chooses outputs: every value that nothing reads is one; others, inputs and constants now and then."""
+    """Chooses outputs: every value without a reader; sometimes others, inputs and constants."""
     rng, graph = grown.rng, grown.graph
     made = [t for op in graph.ops for t in op.outputs]
     if not made:

@@ -16,9 +16,9 @@ from opgraph.runtime.reference import evaluate
 
 
 def shrunk(found: Scenario, shows: Callable[[Scenario], bool], seconds: float = 60.0) -> Scenario:
-    """A scenario of fewer ops and outputs that `shows` still says yes to.
+    """A scenario with fewer ops and outputs for which `shows` is still true.
 
-    Outputs are left out one by one; then values become inputs, so that what makes them goes.
+    Outputs are dropped one by one; then values become inputs, so that the ops that make them are dropped.
     """
     until = time.monotonic() + seconds
     best = found
@@ -55,7 +55,7 @@ def _cuts(found: Scenario) -> list[Scenario | None]:
 
 
 def _moved(graph: og.Graph, output: LogicalTensor) -> list[LogicalTensor]:
-    """The outputs, what makes one of them left out and its operands instead."""
+    """The outputs, with those of one op replaced by its operands."""
     producer = next(op for op in graph.ops if any(t.id == output.id for t in op.outputs))
     inputs = {t.id for t in graph.inputs}
     instead = [t for t in producer.inputs if t.id not in inputs and not t.is_constant]
@@ -66,7 +66,7 @@ def _moved(graph: og.Graph, output: LogicalTensor) -> list[LogicalTensor]:
 def part_of(
     found: Scenario, outputs: Sequence[LogicalTensor], cut: Collection[int], *, unknown: bool = False
 ) -> Scenario | None:
-    """The graph that makes some values from its inputs and from values that become inputs; None where it is none.
+    """The graph that computes some values from its inputs and from values that become inputs; None if it is invalid.
 
     Args:
         unknown: no size of an input is declared.

@@ -1,4 +1,4 @@
-"""Random graphs without sizes, called with arrays that may not fit: refused where the reference does, else right."""
+"""Random graphs without sizes, called with arrays that may not fit: refused as by the reference, else right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgraph.runtime.reference import evaluate
 
 
 def sizes(found: Scenario, rng: random.Random) -> Iterator[str]:
-    """Problems of calling the graph of a scenario, of inputs of unknown sizes, with arrays of other sizes than fit."""
+    """Problems of calling the graph of a scenario, of inputs of unknown sizes, with sizes that may not fit."""
     free = part_of(found, found.graph.outputs, (), unknown=True)
     if free is None or has_dead_ops(free.graph):
         return

@@ -17,7 +17,7 @@ from opgraph.ir.opdef import OpDef, all_ops
 from opgraph.ops import samples
 
 _COMPARISONS = ("Less", "Greater", "LessOrEqual", "GreaterEqual", "Equal", "NotEqual")
-#: What an attribute may be in place of what the samples of an op have.
+#: Values of an attribute, in place of those in the samples of an op.
 _NUMBERS = (-20.0, -2.5, -1.0, -0.3, -1e-3, 1e-3, 0.1, 0.5, 1.0, 3.0, 20.0)
 _NORMS = ("SoftMax", "SoftMax", "LogSoftmax", "LayerNorm", "RMSNorm", "SoftMaxBackward", "LogSoftmaxBackward")
 
@@ -87,7 +87,7 @@ def _arithmetic(grown: Growing) -> None:
         grown.add(rng.choice(("Tanh", "Sigmoid", "Abs", "Neg", "Square", "ReLU", "Sin", "GELU")), a)
         return
     b = grown.value(dtype, grown.shape(a))
-    if grown.reuses and rng.random() < 0.5:  # along the last axes, whatever else it is read along
+    if grown.reuses and rng.random() < 0.5:  # along the last axes, besides other axes
         fewer = [t for t in grown.values if t.dtype == a.dtype and 0 < len(grown.shape(t)) < len(grown.shape(a))]
         b = rng.choice([t for t in fewer if grown.shape(a)[-len(grown.shape(t)) :] == grown.shape(t)] or [b])
     grown.add(rng.choice(("Add", "Subtract", "Multiply", "Maximum", "Minimum")), *rng.choice(((a, b), (b, a))))
@@ -106,7 +106,7 @@ def _reduce(grown: Growing) -> None:
     kind = rng.choice(_reductions()) if rng.random() < 0.5 else rng.choice(("ReduceSum", "ReduceMean", "ReduceMax"))
     keep = rng.random() < 0.6
     made = grown.add(kind, value, axes=axes, keep_dims=keep)
-    if made and rng.random() < 0.6:  # used with what it was made of
+    if made and rng.random() < 0.6:  # used with its own operand
         back = made if keep else grown.add("Unsqueeze", made[0], axes=axes)
         if back:
             grown.add(rng.choice(("Add", "Subtract", "Multiply", "Maximum")), value, back[0])
@@ -160,7 +160,7 @@ def _cast(grown: Growing) -> None:
     value = grown.rng.choice(grown.values)
     via = grown.rng.choice(("f64", "f32", "bf16", "f16", "s64", "s32", "s8", "s8", "u8", "u8", "boolean"))
     if value.dtype in dtypes.FLOATS and via in dtypes.INTS and grown.rng.random() < 0.7:
-        info = np.iinfo(dtypes.get(via).numpy)  # to where its limits are
+        info = np.iinfo(dtypes.get(via).numpy)  # scaled to its limits
         made = grown.add("Multiply", value, grown.scalar(value.dtype, grown.rng.choice((0.3, 1.0, 3.0)) * info.max / 3))
         value = made[0] if made else value
     made = grown.add("TypeCast", value, dtype=via)
@@ -209,7 +209,7 @@ def _channel(grown: Growing) -> None:
 
 
 def _channel_in_training(grown: Growing) -> None:
-    """A norm over batches in training, and gradients of what lies along the channel axis."""
+    """A norm over batches in training, and gradients of operands along the channel axis."""
     rng = grown.rng
     wide = [t for t in grown.values if t.dtype == grown.dtype != "f16" and len(grown.shape(t)) > 1]
     if not wide:
@@ -247,7 +247,7 @@ def _reshape(grown: Growing) -> None:
 
 
 def _centered(grown: Growing) -> None:
-    """Values without the mean of their row, which loses its axes and gets them back."""
+    """Values minus the mean of their row, which loses its axes and gets them back."""
     value = grown.value(_float(grown))
     axes = _axes(grown, len(grown.shape(value)))
     means = grown.add("ReduceMean", value, axes=axes, keep_dims=False)
@@ -348,7 +348,7 @@ def _but(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def _library(grown: Growing) -> None:
-    """One of the calls that tests make of library ops, on values that are reshaped where that makes them fit."""
+    """One of the calls that tests make of library ops, on values that are reshaped to fit."""
     rng = grown.rng
     kind = rng.choice(sorted(CALLS)) if rng.random() < 0.6 else rng.choice(("MatMul", "Convolution", "GroupNorm"))
     record = opdef.get(kind, where="")
@@ -412,7 +412,7 @@ def _unit(grown: Growing) -> None:
 
 
 def _quantized(grown: Growing) -> None:
-    """Through a narrow dtype and back."""
+    """Quantizes to a narrow dtype and back."""
     rng = grown.rng
     x = grown.within(grown.value("f32"), -100.0, 100.0)
     if rng.random() < 0.4:
@@ -436,12 +436,12 @@ _STEPS = {
     _any_pointwise: 12, _arithmetic: 10, _reduce: 7, _norm: 4, _select: 4, _moved: 5, _cut: 4, _cast: 2, _library: 4,
     _unit: 4, _sum: 3, _channel: 3, _quantized: 1,
 }  # fmt: skip
-#: Those for large arrays: reductions and sums for the most part.
+#: Those for large arrays: mostly reductions and sums.
 LARGE_STEPS = {
     _any_pointwise: 3, _arithmetic: 8, _reduce: 12, _norm: 5, _sum: 9, _channel: 3, _unit: 3, _select: 2, _moved: 2,
     _cut: 1, _cast: 1,
 }  # fmt: skip
-#: Those for arrays whose axes have one size: what lies along some axis, which could as well be another.
+#: Those for arrays whose axes have one size: operands along some axis, which could also be another.
 SQUARE_STEPS = {
     _any_pointwise: 2, _arithmetic: 12, _reduce: 6, _norm: 7, _sum: 5, _channel: 14, _unit: 3, _select: 2, _moved: 5,
     _cut: 1, _cast: 1,

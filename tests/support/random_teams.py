@@ -1,6 +1,6 @@
-"""Random graphs by any number of threads, of OpenMP and of Python: right, and with the bits of a plain call.
+"""Random graphs run by any number of threads, of OpenMP and of Python: right, and with the bits of a plain call.
 
-Of all checks this one needs the fewest kernels: one executable is called with all arrays of a scenario, in turns.
+This check needs the fewest kernels of all: one executable is called with all arrays of a scenario, in turns.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _TEAMS = ((1, False), (2, False), (5, False), (3, True))
 
 
 def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
-    """Problems of calling the graph of a scenario, and now and then its gradient, by other numbers of threads."""
+    """Problems of calling the graph of a scenario, and sometimes its gradient, with other numbers of threads."""
     graph = found.graph
     wrt = _some_input(graph, rng)
-    # What a small kernel is bound to runs in one thread for good: the others have executables of their own.
+    # A small kernel, once bound, always runs in one thread, so the others have executables of their own.
     (f, slope), (shared, shared_slope) = ((og.compile(graph), wrt and og.compile(graph, wrt=wrt)) for _ in range(2))
     turned = rng.randrange(len(found.feeds))
     for number, feeds in enumerate(found.feeds):
         try:
             want = [np.array(r) for r in listed(f(feeds))]
             allowed = truths(graph, feeds, seed=number)
-        except OpGraphError:  # where one alone refuses them, `calls` tells it
+        except OpGraphError:  # if only one of them refuses, `calls` reports it
             continue
         yield from (f"arrays {number}: {p}" for p in map(problem, want, allowed) if p)
         if number == turned:
@@ -53,7 +53,7 @@ def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
                 yield from _of_kernels(shared, differing(told, listed(shared(feeds)), want))
                 if len(outs) == len(want):
                     again = shared.bind(feeds, out=outs) if (count, of_python) == bound else None
-                    for out in outs.values():  # what a piece leaves out is seen
+                    for out in outs.values():  # shows elements that no piece writes
                         out[...] = np.zeros((), out.dtype)
                     again() if again is not None else shared(feeds, out=outs)
                     yield from _of_kernels(shared, differing(f"{told}, out=", list(outs.values()), want))
@@ -63,7 +63,7 @@ def teams(found: Scenario, rng: random.Random) -> Iterator[str]:
 
 
 def _some_input(graph: og.Graph, rng: random.Random) -> tuple[str, ...]:
-    """Now and then an input that the graph has a gradient by."""
+    """Sometimes an input with a gradient."""
     floats = [port_name(t) for t in graph.inputs if t.dtype in dtypes.FLOATS]
     if not floats or rng.random() > 0.3:
         return ()
@@ -76,13 +76,13 @@ def _some_input(graph: og.Graph, rng: random.Random) -> tuple[str, ...]:
 
 
 def _of_kernels(f: og.Executable, found: Iterator[str]) -> Iterator[str]:
-    """What is found where kernels alone run: of a library a thread's part decides which elements are vectors."""
+    """The problems, if only kernels run: in a library, a thread's part decides which elements are vectors."""
     return found if set(f.engines) == {"opgraph"} else iter(())
 
 
 @contextmanager
 def team(count: int, *, of_python: bool) -> Iterator[None]:
-    """While this lasts, every kernel is run by so many threads, whatever its size and the number of cores."""
+    """In this context, every kernel is run by so many threads, whatever its size and the number of cores."""
     usual, least = threads.team, threads.SINGLE_THREADED
     parallel = None if of_python else threads._team(True).parallel
     threads.team, threads.SINGLE_THREADED = lambda size: (count, parallel), 0

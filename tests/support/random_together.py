@@ -1,9 +1,9 @@
 """Kernels of many random graphs, compiled by one run of the compiler.
 
-A check needs its kernels one after the other, and a run of the compiler for each takes most of a seed's time. Here many
-seeds are under way, each in a thread, of which one runs at a time. One that needs a kernel waits, and another goes on.
-When all wait, one text with the kernels of all is compiled. What a seed does does not depend on the others: its random
-numbers are its own, and what is set for the whole process is put back when it goes on.
+A check needs its kernels one after the other, and one compiler run for each takes most of a seed's time. Here many
+seeds are in progress, each in a thread, and one thread runs at a time. A seed that needs a kernel waits, and another
+one continues. When all wait, one text with the kernels of all is compiled. Seeds do not depend on each other: each has
+its own random numbers, and settings of the whole process are restored when a seed continues.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from opgraph.codegen.sources import spliced
 from opgraph.runtime import cpu_compiler, executable_builder
 from opgraph.runtime.parallel import at_once
 
-#: What GCC inlines a function for at every level.
+#: The attribute that makes GCC inline a function at every level.
 _BY_FORCE = "__attribute__((always_inline))"
-#: What `zig c++` adds by itself at -O0 and kernels do not have; any clang has these flags.
+#: Turns off what `zig c++` adds at -O0 and kernels do not have; any clang has these flags.
 _AS_CLANG = ("-w", "-g0", "-fno-sanitize=undefined", "-fno-stack-protector")
 
 
 class Together:
-    """Runs tasks in turns, and compiles what they wait for at once, with the flags of all kernels.
+    """Runs tasks in turns, and compiles the kernels that they wait for in one run, with the flags of all kernels.
 
     Args:
-        most: how many tasks are under way at a time.
-        clang: the command of a clang that compiles the text of GCC's kernels; empty: GCC does.
+        most: the number of tasks in progress at a time.
+        clang: the command of a clang that compiles the text of GCC's kernels; empty: GCC compiles it.
 
     Attributes:
-        kernels, runs: how many kernels were compiled, in how many runs of the compiler.
+        kernels, runs: the number of kernels compiled, and of compiler runs.
     """
 
     def __init__(self, most: int, clang: Sequence[str] = ()) -> None:
@@ -56,7 +56,7 @@ class Together:
         """Runs all tasks; one begins when another one ends.
 
         Raises:
-            BaseException: what a task raises, when the others have come to where they wait.
+            BaseException: the exception of a task, once all others wait.
         """
         coming = iter(tasks)
         going: list[_Task] = []
@@ -71,7 +71,7 @@ class Together:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While this lasts, the task that this is called in waits for nobody: it holds a lock, or measures."""
+        """In this context, the current task waits for no other: it holds a lock, or measures."""
         task, self._own.task = getattr(self._own, "task", None), None
         try:
             yield
@@ -81,7 +81,7 @@ class Together:
     @contextmanager
     def _in_place(self) -> Iterator[None]:
         cpu_compiler.load, executable_builder.at_once = self._load, self._at_once
-        kernel.needed = lambda skeleton, own: ""  # what a kernel needs of its skeleton is asked for no kernel by itself
+        kernel.needed = lambda skeleton, own: ""  # skeletons are not pruned for single kernels
         try:
             yield
         finally:
@@ -95,7 +95,7 @@ class Together:
         return run
 
     def _load(self, source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -> Any:
-        """As `cpu_compiler.load`."""
+        """Like `cpu_compiler.load`."""
         task = getattr(self._own, "task", None)
         if source.entry not in self._loaded and task is not None and source.own:
             task.wait_for(source)
@@ -105,7 +105,7 @@ class Together:
         return found or self._usual(source, labels, flat=flat)
 
     def _at_once(self, calls: Sequence[Callable[[], object]]) -> None:
-        """As `at_once`, but in this thread, which is the task's."""
+        """Like `at_once`, but in this thread, which is the task's."""
         if getattr(self._own, "task", None) is None:
             at_once(calls)
         else:
@@ -113,7 +113,7 @@ class Together:
                 call()
 
     def _compile(self, wanted: dict[str, KernelSource]) -> None:
-        """Compiles and loads kernels; those that are not, because the compiler refuses them all, are compiled alone."""
+        """Compiles and loads kernels. If the compiler refuses the text, each kernel is compiled alone later."""
         compiler = cpu_compiler.find_compiler()
         assert compiler is not None
         self.kernels, self.runs = self.kernels + len(wanted), self.runs + 1
@@ -140,9 +140,9 @@ class Together:
 
 
 def together(sources: Iterable[KernelSource]) -> str:
-    """One text with several kernels: what their skeletons include once, then each in a namespace of its own.
+    """One text with several kernels: the includes of their skeletons once, then each in a namespace of its own.
 
-    Functions are not inlined by force: at -O0 that makes the text two to three times as slow to compile, of the same
+    Functions are not inlined by force: at -O0 the text then takes two to three times as long to compile, for the same
     arithmetic.
     """
     kernels = list(sources)
@@ -168,7 +168,7 @@ class _Task:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def goes_on(self) -> bool:
-        """Runs the task until it waits for a kernel; False where it has ended."""
+        """Runs the task until it waits for a kernel; False if it has ended."""
         before = _settings()
         _set(self._settings)
         if self._thread.ident is None:
@@ -183,7 +183,7 @@ class _Task:
         return not self._ended
 
     def wait_for(self, source: KernelSource) -> None:
-        """Lets others go on until the kernel has been compiled; called in the task's thread."""
+        """Lets others run until the kernel is compiled; called in the task's thread."""
         self.wanted = source
         self._back.release()
         self._go.acquire()
@@ -199,7 +199,7 @@ class _Task:
 
 
 def _settings() -> tuple[int, int]:
-    """What checks set for the whole process, and put back later."""
+    """The settings of the whole process that checks change and restore."""
     return torch.get_num_threads(), og.onednn.get_compiled_partition_cache_capacity()
 
 

@@ -24,12 +24,12 @@ _BY_NAME = {
     "s32": torch.int32, "s8": torch.int8, "u8": torch.uint8, "boolean": torch.bool,
 }  # fmt: skip
 
-#: The part of modules that Dynamo sees as they are written.
+#: The part of modules that Dynamo captures as they are written.
 AS_WRITTEN = 0.1
 
 
 def function_of(graph: og.Graph) -> Callable[..., list[torch.Tensor]] | None:
-    """The graph as a function of torch ops, by what its records say; None where one of them says nothing."""
+    """The graph as a function of torch ops, from its records; None if one of them has no torch form."""
     records = [opdef.get(op.kind, where="") for op in graph.ops]
     if any(r.torch is None or r.by_position or r.by_dtype or r.foreign for r in records):
         return None
@@ -67,7 +67,7 @@ def torch_calls(found: Scenario, rng: random.Random) -> Iterator[str]:
     except OpGraphError:
         return
     tensors = [_tensor(feeds[port_name(t)], t.dtype) for t in graph.inputs]
-    torch.compiler.reset()  # beyond eight graphs of one function Dynamo compiles no more
+    torch.compiler.reset()  # Dynamo compiles at most eight graphs of one function
     eager = run(*tensors)
     fair = [not problem(_array(e), w) for e, w in zip(eager, want, strict=True)]
     with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def torch_calls(found: Scenario, rng: random.Random) -> Iterator[str]:
 
 
 class Forward(torch.nn.Module):
-    """A function as a module, whose forward holds library ops, too."""
+    """A function as a module, whose forward may have library ops, too."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Forward(torch.nn.Module):
 def in_one_piece(run: Callable[..., Any], tensors: list[torch.Tensor]) -> Callable[..., Any]:
     """A function as the straight line of ATen calls that it makes, which Dynamo captures as one graph in a second.
 
-    The function itself goes through records, where Dynamo ends a graph at every few ops and takes ten times as long.
+    The function itself walks through records: Dynamo breaks the graph there every few ops, and takes ten times as long.
     """
     try:
         made: Callable[..., Any] = make_fx(run, pre_dispatch=True)(*tensors)
@@ -180,7 +180,7 @@ def _eager(
 def _wrong(what: str, got: Any, want: list[Truth], fair: list[bool]) -> Iterator[str]:
     for result, truth, is_fair in zip(got, want, fair, strict=True):
         found = problem(_array(result), truth)
-        if found and is_fair:  # what eager torch gets wrong, too, is the record's business, tested elsewhere
+        if found and is_fair:  # an error that eager torch shares is tested elsewhere, with the records
             yield f"{what}: {found}"
 
 

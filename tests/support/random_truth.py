@@ -1,8 +1,8 @@
-"""What a graph's results may be: the truth in f64, and how far rounding on the way may move each element.
+"""The allowed results of a graph: the truth in f64, and the distance by which rounding may move each element.
 
 The reference runs several times with every rounded value moved by random parts of its rounding error (Monte Carlo
 arithmetic: Parker, 1997; Denis, de Oliveira Castro and Petit, Verificarlo, 2016). Elements whose results scatter, as at
-the step of a Floor or after a cancellation, are held to that scatter; the others to a few units in the last place.
+the step of a Floor or after a cancellation, may differ by that scatter; the others by a few units in the last place.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from opgraph.transforms.units import named
 
 T = TypeVar("T")
 
-#: Ops whose results are elements of an operand, and with their derivatives those that look for the largest ones.
+#: Ops whose results are elements of an operand; below, with their derivatives, the ops that find the largest ones.
 _CHOOSE = ("ReduceMax", "ReduceMin", "MaxPool", "MaxPoolTake")
 _LARGEST = (*_CHOOSE, "MaxPoolBackward")
 
-#: How many errors are drawn for the perturbed reference, which runs with each and with its opposite, so that both sides
-#: of a step are seen; and how much further off than its results a result may be.
+#: The number of errors drawn for the perturbed reference, which runs with each and with its opposite, so that both
+#: sides of a step occur; and the factor by which a result may be further off than these runs.
 RUNS, SLACK = 3, 40.0
-#: How many more are drawn for a result that seems wrong. An f64 moved by its rounding error moves by whole last places,
-#: since the reference has no more digits, and the errors of several ops cancel in all of a few runs for one element of
-#: some thousands, in f32 too. Of others they are drawn until nothing is wrong any more, so many times at most: a few
-#: runs see the step of a comparison or a cast with a value near by for most elements, not for all of many.
+#: The number of further errors for a result that seems wrong. An f64 moved by its rounding error moves by whole last
+#: places, because the reference has no more digits, and the errors of several ops cancel in all of a few runs for one
+#: element in some thousands, in f32 too. For other dtypes they are drawn until nothing is wrong, at most so many
+#: times: a few runs reach the step of a comparison or a cast near a value for most elements, not for all of many.
 MORE_RUNS, MOST_TURNS, TURNS_OF_WIDE = 24, 10, {"f64": 1, "f32": 1}
-#: Besides, how many epsilons of the larger of 1 and the value: 0 but for torch's ops, which lose digits near 0;
-#: at infinities these have rules of their own. Functions of so many instructions do, sums and products do not.
+#: In addition, epsilons of the larger of 1 and the value: 0 except for torch's ops, which lose digits near 0 and have
+#: rules of their own at infinities. Functions of so many instructions lose digits, sums and products do not.
 COARSE, _COSTLY = 0.0, 8
 
 
 @dataclass
 class Truth:
-    """One output: its value in f64, and for each element how far a result may be; NaN where anything may come out.
+    """One output: its value in f64, and for each element the allowed distance of a result; NaN if anything is allowed.
 
-    `signed` says where it is a zero of a known sign. `unit` finds the same of the graph with its named units as single
-    ops, which have a value where the spelled ones make NaN: x sigmoid(x) at -inf. Either may come out there, and so may
-    what follows from either: a cast, or the branch that a comparison takes. None where no value of the graph is NaN.
+    `signed` marks zeros of a known sign. `unit` computes the same for the graph with its named units as single ops,
+    which have a value where the spelled ones give NaN: x sigmoid(x) at -inf. Either result is allowed there, and so are
+    its effects: a cast, or the branch of a comparison. None if no value of the graph is NaN.
     """
 
     name: str
@@ -68,7 +68,7 @@ def listed(results: Any) -> list[np.ndarray]:
 
 
 def truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int = 0) -> list[Truth]:
-    """The truth of every output, with bounds; found once for a graph and values of its inputs."""
+    """The truth of every output, with bounds; computed once for a graph and values of its inputs."""
     told = tuple((str(t.name), feeds[str(t.name)].shape, feeds[str(t.name)].tobytes()) for t in graph.inputs)
     known = kept_with(graph, "truths", dict)
     if (told, seed) not in known:
@@ -77,7 +77,7 @@ def truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int = 0) -> l
 
 
 def kept_with(graph: og.Graph, name: str, make: Callable[[], T]) -> T:
-    """What `make` gives, made once for a finalized graph and kept as long as that."""
+    """The result of `make`, called once for a finalized graph and kept as long as the graph."""
     kept: dict[str, Any] = vars(graph).setdefault("kept_by_tests", {})
     if name not in kept:
         kept[name] = make()
@@ -122,7 +122,7 @@ def _truths(graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int) -> list
 def _further_bounds(
     graph: og.Graph, feeds: Mapping[str, np.ndarray], seed: int, exact: list[np.ndarray], turn: int
 ) -> list[np.ndarray]:
-    """The bounds of every output by further errors, others in each turn."""
+    """The bounds of every output with further errors, others in each turn."""
     first = RUNS + turn * MORE_RUNS
     bounds = [np.zeros(value.shape) for value in exact]
     for run in range(first, first + MORE_RUNS):
@@ -133,7 +133,7 @@ def _further_bounds(
 
 
 def _signed(value: np.ndarray, others: list[np.ndarray]) -> np.ndarray:
-    """Where a value is a zero of one sign, however the way there is rounded."""
+    """Marks zeros that have one sign, however intermediate values are rounded."""
     alike = [(o == 0) & (np.signbit(o) == np.signbit(value)) for o in others]
     return np.asarray((value == 0) & np.logical_and.reduce(alike))
 
@@ -162,7 +162,7 @@ def _bound(value: np.ndarray, others: list[np.ndarray], dtype: str) -> np.ndarra
 
 
 def epsilon(dtype: str) -> float:
-    """Of the arithmetic that results in a dtype."""
+    """The epsilon of the arithmetic that results in a dtype."""
     return {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}[dtype]
 
 
@@ -175,18 +175,18 @@ def _greatest(info: np.dtype[Any]) -> float:
 
 
 class Errors:
-    """Rounding errors, drawn at random: the same ones for one seed and run, or their opposites.
+    """Rounding errors, drawn at random: the same for one seed and run, or their opposites.
 
     Args:
-        further: whether the run is one of those for a result that seems wrong. Then some f16 values are stored: of
-            those below its normal numbers what is left is a multiple of the smallest one, or 0, for all elements alike.
-            And an f64 may stay as it is: the mean of equal numbers is that number, or one beside it.
+        further: the run is one of those for a result that seems wrong. Then some f16 values are stored: those below its
+            normal numbers become a multiple of the smallest one, or 0, for all elements alike. And an f64 may stay
+            unchanged: the mean of equal numbers is that number, or one next to it.
 
     Attributes:
-        apart: whether each reader of a value in 16 bits has it with a rounding error of its own; in half of the further
-            runs all read what is stored, so that what a Clamp lets through equals its operand.
-        may_overflow: whether sums near the largest f32 are NaN, which no comparison tells from a number; in half of the
-            further runs they are what f64 says.
+        apart: each reader of a value in 16 bits has it with its own rounding error; in half of the further runs all
+            readers have the stored value, so that a value that passes a Clamp equals its operand.
+        may_overflow: sums near the largest f32 are NaN, which no comparison distinguishes from a number; in half of the
+            further runs they are the f64 result.
     """
 
     def __init__(self, seed: int, run: int, sign: float, *, further: bool = False) -> None:
@@ -195,10 +195,10 @@ class Errors:
         self.may_overflow = not further or bool(self._draw.random() < 0.5)
 
     def moved(self, value: np.ndarray, dtype: str, least: float = 0.0) -> np.ndarray:
-        """A value moved by half an epsilon to one: by less, some of many elements would seem exact in all runs.
+        """A value moved by half an epsilon to one: with less, some of many elements would seem exact in all runs.
 
         Args:
-            least: an error that is no smaller near 0.
+            least: an error that does not shrink near 0.
         """
         by = self._draw.uniform(-0.5, 0.5, value.shape)
         by = self._sign * (2 * by if self._further and dtype == "f64" else by + np.copysign(0.5, by))
@@ -211,10 +211,10 @@ class Errors:
 def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) -> list[np.ndarray]:
     """The outputs in f64, with every value moved by up to an epsilon of its dtype, relatively.
 
-    Norms and the like are taken as the smaller ops that they are spelled in, as kernels compute them. Operands of what
-    adds elements up are moved once more: that is what the order of a sum does. Ops that only move or choose elements
-    make no errors, nor do sums of few integers. What is computed in 16 bits is moved for each reader, what chooses
-    among it included: one in the same kernel has it as it was before it was rounded. A TypeCast is rounded for all.
+    Norms and similar ops are computed as the smaller ops of their spelled form, as in kernels. Operands of ops that add
+    elements up are moved once more, for the effect of the order of a sum. Ops that only move or choose elements make no
+    errors, nor do sums of few integers. A value computed in 16 bits is moved for each reader, including ops that choose
+    among such values: a reader in the same kernel has it as it was before rounding. A TypeCast is rounded for all.
     """
     loose: set[int] = set()
     values = {t.id: np.asarray(feeds[str(t.name)]) for t in graph.inputs}
@@ -251,13 +251,13 @@ def perturbed(graph: og.Graph, feeds: Mapping[str, np.ndarray], errors: Errors) 
 
 @dataclass(frozen=True)
 class _Step:
-    """One of the ops that a graph is spelled in.
+    """One of the ops of a graph's spelled form.
 
     Attributes:
         numbers: ids and values of its operands that are numbers.
-        moved: of each operand the dtype by whose error it is moved once more, or None.
+        moved: for each operand, the dtype whose error moves it once more, or None.
         working: the dtypes in which its results are computed.
-        narrows: whether it casts to a float of fewer digits.
+        narrows: it casts to a float of fewer digits.
     """
 
     op: Op
@@ -294,10 +294,10 @@ def _bounded(
     *,
     may_overflow: bool,
 ) -> list[np.ndarray]:
-    """Results of an op, infinite where f32 cannot hold them; NaN where it may be unable to hold what is summed.
+    """Results of an op, infinite where f32 cannot hold them; NaN where it may be unable to hold the sums.
 
-    A kernel takes factors out of a sum: that of d (x - m) r is r times the sum of d (x - m), as in eager torch. So sums
-    within three digits of the largest f32 may overflow.
+    A kernel takes factors out of a sum: the sum of d (x - m) r is r times the sum of d (x - m), as in eager torch. So
+    sums within three digits of the largest f32 may overflow.
     """
     limit = float(np.finfo(np.float32).max)
     near = limit / 1024
@@ -317,9 +317,9 @@ def _bounded(
 
 
 def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: list[str], made: np.ndarray) -> np.ndarray:
-    """Products, which the order decides where one part of them may overflow, vanish, or lose digits on the way to that.
+    """Products that depend on the order, because one part of them may overflow, vanish, or lose digits on the way.
 
-    Both NaN and a number may come out where one part overflows, or is infinite, and another vanishes. There a number is
+    Both NaN and a number are possible where one part overflows, or is infinite, and another vanishes. There a number is
     returned for NaN and NaN for a number.
     """
     sum_of: Any = opdef.get("ReduceSum", where="").reference
@@ -343,10 +343,10 @@ def _in_any_order(part: Op, record: OpDef, given: list[np.ndarray], working: lis
 def _by_torchs_convolution(
     part: Op, record: OpDef, given: list[np.ndarray], results: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """Results of a convolution; of a bf16 one that reads an infinity NaN where torch's own are.
+    """Results of a convolution; for bf16 operands with an infinity, NaN where torch's own are NaN.
 
-    oneDNN multiplies an infinity beside a window by zeros. Others, those of no elements among them, are not asked for:
-    their form in torch is opgraph's.
+    oneDNN multiplies an infinity next to a window by zeros. Other convolutions, including those without elements, are
+    not computed in torch: their form there is opgraph's.
     """
     infinite = any(g.dtype == np.float64 and np.isinf(g).any() for g in given)
     if not infinite or part.kind != "Convolution" or part.outputs[0].dtype != "bf16" or not all(g.size for g in given):
@@ -373,8 +373,8 @@ def _wide(value: np.ndarray) -> np.ndarray:
 
 
 def _is_moved(record: OpDef, dtype: str, name: str) -> bool:
-    """Whether the last bit of an operand, the one of that name, may be worth more than the result: of what adds up, and
-    where specs/accuracy.md says so. No order of a walk changes which element is the largest."""
+    """True if the last bit of the operand of that name may be worth more than the result: for ops that add up, and
+    where specs/accuracy.md states it. No order of a walk changes which element is the largest."""
     if record.kind in _LARGEST:
         return name == "diff_dst"
     if record.family not in ("pointwise", "shape", "structural"):
@@ -384,21 +384,21 @@ def _is_moved(record: OpDef, dtype: str, name: str) -> bool:
 
 
 def _least_error(record: OpDef, tensor: LogicalTensor) -> float:
-    """The error that a result has however small it is: torch's GELU of -6 is 0, as it subtracts from 1."""
+    """The error of a result, however small the result is: torch's GELU of -6 is 0, because it subtracts from 1."""
     if not COARSE or not record.is_pointwise or record.cost < _COSTLY:
         return 0.0
     return epsilon("f64" if tensor.dtype == "f64" else "f32")
 
 
 def _narrows(op: Op) -> bool:
-    """Whether an op casts to a float of fewer digits."""
+    """True if an op casts to a float of fewer digits."""
     dtype, made = op.inputs[0].dtype if op.inputs else "", op.outputs[0].dtype
     is_cast = op.kind == "TypeCast" and dtype in dtypes.FLOATS and made in dtypes.FLOATS
     return is_cast and epsilon(made) > epsilon(dtype)
 
 
 def _adds_few_integers(addends: np.ndarray, dtype: str) -> bool:
-    """Whether the sums of these numbers are exact in a dtype, in any order."""
+    """True if the sums of these numbers are exact in a dtype, in any order."""
     if dtype not in dtypes.FLOATS:
         return False
     whole = np.abs(addends)
@@ -406,9 +406,9 @@ def _adds_few_integers(addends: np.ndarray, dtype: str) -> bool:
 
 
 def _chosen(result: np.ndarray, given: list[np.ndarray], attrs: Attrs) -> bool:
-    """Whether every element is one of an operand's or a bound, or of two signs, as after a Select or a Clamp.
+    """True if every element is one of an operand's or a bound, with either sign, as after a Select or a Clamp.
 
-    A Clamp that were moved would differ from its operand, and its gradient be 0 in every run.
+    A moved Clamp would differ from its operand, and its gradient would be 0 in every run.
     """
     equal = result == 0.0
     for number in attrs.values():
@@ -426,7 +426,7 @@ def _chosen(result: np.ndarray, given: list[np.ndarray], attrs: Attrs) -> bool:
 
 
 def problem(got: np.ndarray, want: Truth) -> str:
-    """What is wrong with a result, in a line; empty where nothing is."""
+    """The error of a result, in one line; empty if there is none."""
     target = dtypes.get(want.dtype).numpy
     if got.dtype != target or got.shape != want.value.shape:
         return f"{want.name}: {got.dtype}{list(got.shape)} instead of {target}{list(want.value.shape)}"
@@ -449,7 +449,7 @@ def problem(got: np.ndarray, want: Truth) -> str:
 
 
 def _off(got: np.ndarray, want: Truth) -> np.ndarray:
-    """Where a result is wrong."""
+    """Marks the wrong elements of a result."""
     known = ~np.isnan(want.bound)
     if want.dtype not in dtypes.FLOATS:
         off = known & (got.astype(np.float64) != want.value.astype(np.float64)) & ~(got != got)
@@ -462,7 +462,7 @@ def _off(got: np.ndarray, want: Truth) -> np.ndarray:
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two arrays agree bit for bit, but for what a NaN carries."""
+    """True if two arrays agree bit for bit, except for the payload of a NaN."""
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.dtype.kind in "biu":

@@ -1,6 +1,6 @@
-"""Random graphs whose results are written over inputs: right, or refused before anything is written.
+"""Random graphs whose results are written over inputs: right, or refused before any write.
 
-Arrays for outputs are inputs, parts of inputs, inputs turned around, shifted by an element or interleaved with them,
+Arrays for outputs are inputs, parts of inputs, reversed inputs, inputs shifted by an element or interleaved with them,
 and other outputs, as far as shapes allow: through `out=`, `bind`, `donate=` and, partition by partition, `execute`.
 """
 
@@ -33,7 +33,7 @@ class Arrays:
 
     Attributes:
         ins, outs: by name; they may share memory.
-        ways: how each output lies, in words.
+        ways: the memory of each output, in words.
     """
 
     ins: Feeds
@@ -41,11 +41,11 @@ class Arrays:
     ways: dict[str, str]
 
     def copies(self) -> Feeds:
-        """The inputs as they are now, each by itself."""
+        """The inputs as they are now, each a separate copy."""
         return {name: array.copy() for name, array in self.ins.items()}
 
     def changed(self, before: Mapping[str, np.ndarray]) -> Iterator[str]:
-        """Inputs that are not what they were."""
+        """Inputs that have changed."""
         yield from (name for name, array in before.items() if not same_bits(self.ins[name], array))
 
     def apart(self) -> set[str]:
@@ -63,7 +63,7 @@ def written(found: Scenario, rng: random.Random) -> Iterator[str]:
         if has_dead_ops(graph):  # the reference runs them, too, and may refuse them
             evaluate(graph, feeds, dtype=None)
     except OpGraphError:
-        return  # the check of calls says whether that is right
+        return  # the check of calls decides if that is right
     for _ in range(3):
         yield from _called(graph, f, feeds, bits, rng)
     yield from _bound_over(graph, f, feeds, bits, rng)
@@ -89,7 +89,7 @@ def _called(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: 
 
 
 def _bound_over(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
-    """What is bound reads, when it runs again, what it has written."""
+    """A bound call that runs again reads the values that it has written."""
     arrays = arranged(graph, feeds, bits, rng)
     before = arrays.copies()
     try:
@@ -133,7 +133,7 @@ def _in_threads(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], r
 
 
 def _pulled_back(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[str]:
-    """Gradients of a graph whose forward pass writes over what its backward pass does not read."""
+    """Gradients of a graph whose forward pass writes over values that its backward pass does not read."""
     floats = [n for n, a in feeds.items() if any(a.dtype == dtypes.get(d).numpy for d in dtypes.FLOATS)]
     if not floats:
         return
@@ -163,7 +163,7 @@ def _pulled_back(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[
 
 
 def _donated_beside(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Iterator[str]:
-    """Inputs given away, and results over others by `out=`."""
+    """Donated inputs, and results over others by `out=`."""
     taken: list[str] = []
     for name in rng.sample(list(feeds), min(len(feeds), 3)):
         try:
@@ -195,12 +195,12 @@ def _donated_beside(graph: og.Graph, f: Any, feeds: Feeds, bits: list[np.ndarray
 
 
 def arranged(graph: og.Graph, feeds: Feeds, bits: list[np.ndarray], rng: random.Random) -> Arrays:
-    """Arrays for a call: the inputs, some of them lying otherwise, and outputs that share memory with them."""
+    """Arrays for a call: the inputs, some with another layout, and outputs that share memory with them."""
     ins = {n: laid_out(a, rng) if rng.random() < 0.3 else a.copy() for n, a in feeds.items()}
     outs, _ = _buffers(graph, bits, rng)
     ways = dict.fromkeys(outs, "apart")
     for (name, result), tensor in zip(zip(_names(graph), bits, strict=True), graph.outputs, strict=True):
-        # A result of another dtype may lie over an input, too, if elements are of one size; 2 is no boolean.
+        # A result of another dtype may be over an input, too, if elements are of one size; 2 is no boolean.
         size = result.dtype.itemsize
         like = {n: a for n, a in ins.items() if a.dtype == result.dtype or (a.itemsize == size and a.dtype != np.bool_)}
         alike = [n for n, a in like.items() if a.shape == result.shape and a.size]
@@ -258,7 +258,7 @@ _LAID = {"over": _over, "shifted": _shifted, "flipped": _flipped, "turned": _tur
 
 
 def _executed(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[str]:
-    """Each partition by itself: over the pairs that it names, all at once, and over others, right or refused."""
+    """Each partition alone: over the pairs that it names, all at once, and over others, right or refused."""
     values = {t.id: feeds[str(t.name)] for t in graph.inputs}
     try:
         with np.errstate(all="ignore"):
@@ -267,7 +267,7 @@ def _executed(graph: og.Graph, feeds: Feeds, rng: random.Random) -> Iterator[str
         return
     needed = {op.id for op in needed_ops(graph.ops, (t.id for t in graph.outputs))[0]}
     for part in graph.get_partitions():
-        if not part.supported or not needed & {op.id for op in part.ops}:  # nobody runs those
+        if not part.supported or not needed & {op.id for op in part.ops}:  # these never run
             continue
         yield from (f"execute of partition {part.id}: {p}" for p in _over_ports(part, values, rng))
 

@@ -1,4 +1,4 @@
-"""What a process really has in memory, as Linux counts it."""
+"""The resident memory of a process, as Linux counts it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 
 def resident_peak(run: Callable[[], object]) -> int | None:
-    """Bytes by which the process's resident memory grew at most while `run` ran: with the workspaces of libraries.
+    """The most bytes by which the process's resident memory grew while `run` ran, including workspaces of libraries.
 
-    Call `run` once before on a small batch, so that what is loaded on first use does not count. Linux only: None
-    elsewhere, or where the kernel does not let the high-water mark be reset.
+    Call `run` once before on a small batch, so that data loaded on first use does not count. Linux only: None
+    elsewhere, or if the kernel does not let the high-water mark be reset.
     """
     try:
         with open("/proc/self/clear_refs", "w") as mark:

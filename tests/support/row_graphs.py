@@ -19,7 +19,7 @@ RMS = """graph(x: {t}[n,c], w: {t}[c]) -> (y)
   a = Multiply(x, r)
   y = Multiply(a, w)
 """
-#: Everything that reduces, in one graph, so that it is one kernel for each dtype.
+#: All reductions in one graph, so that it is one kernel for each dtype.
 ALL = """graph(x: {t}[n,c]) -> (a, b, c, d, e, f, g)
   a = ReduceSum(x, axes=[1])
   b = ReduceMean(x, axes=[1], keep_dims=true)
@@ -56,7 +56,7 @@ WHOLE = """graph(x: f32[n,12,h,w], g: f32[12], b: f32[12]) -> (y)
   t = Tanh(x)
   y = GroupNorm(t, g, b, groups=3, keep_stats=false, data_format="NCX")
 """
-#: As exporters write it, with what comes before and after.
+#: As exporters write it, with ops before and after.
 SPELLED = """graph(x: f32[n,12,h,w], g: f32[12,1,1], b: f32[12,1,1]) -> (y)
   t = Tanh(x)
   r = StaticReshape(t, shape=[0,3,-1], special_zero=true)

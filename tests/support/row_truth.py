@@ -1,4 +1,4 @@
-"""What every reduction, a softmax and an addition make of rows: the truth, and what torch makes of them."""
+"""Every reduction, a softmax and an addition over rows: the true results, and those of torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import ml_dtypes
 import numpy as np
 from row_graphs import ALL
 
-#: Every reduction, a softmax, and what follows both.
+#: Every reduction, a softmax, and ops after both.
 EVERYTHING = ALL.replace("x: {t}[n,c]", "x: {t}[n,c], r: {t}[n,c]").replace("f, g)", "f, g, y)")
 EVERYTHING += "  s = SoftMax(x, axis=-1)\n  y = Add(s, r)\n"
 
 
 def truth_and_peer(x: np.ndarray, r: np.ndarray, device: str = "cpu") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of EVERYTHING, product aside, by name: in long double, infinite where the dtype ends, and by torch in the dtype.
+    """Results of EVERYTHING but the product, by name: in long double, infinite beyond the dtype's range, and by torch.
 
     Args:
         x, r: rows, [n,c].
@@ -33,7 +33,7 @@ def truth_and_peer(x: np.ndarray, r: np.ndarray, device: str = "cpu") -> tuple[d
         "a": t.sum(1), "b": t.mean(1, keepdim=True), "f": t.norm(1, 1), "g": t.norm(2, 1), "c": t.amax(1),
         "d": t.amin(1, keepdim=True), "y": torch.softmax(t, -1) + as_torch(r).to(device),
     }  # fmt: skip
-    largest = np.longdouble(float(ml_dtypes.finfo(x.dtype).max))  # 200,000 numbers add up to more than f16 has
+    largest = np.longdouble(float(ml_dtypes.finfo(x.dtype).max))  # 200,000 numbers add up to more than the largest f16
     exact = {name: np.where(np.abs(value) > largest, np.inf, value) for name, value in exact.items()}
     return exact, {name: from_torch(value.cpu()) for name, value in peer.items()}
 

@@ -1,7 +1,7 @@
-"""What nvdisasm prints, read: the kernels of a cubin, and what one of their warps executes when nothing is rare.
+"""Reads the output of nvdisasm: the kernels of a cubin, and the path that one of their warps usually executes.
 
-Where a warp goes is guessed from the text alone: not where a function is called (the slow path of a division), and of
-two ways the one that stores more packs of 16 bytes (the whole tile, not the last one).
+The path of a warp is guessed from the text alone: it does not call functions (the slow path of a division), and of two
+branches it takes the one that stores more packs of 16 bytes (the whole tile, not the last one).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class Instruction:
 
     @property
     def bytes_moved(self) -> int:
-        """By one thread, of an access to global memory."""
+        """Bytes that one thread moves in an access to global memory."""
         width = {"128": 16, "64": 8, "U16": 2, "S16": 2, "16": 2, "U8": 1, "S8": 1, "8": 1}
         return next((width[p] for p in self.op.split(".") if p in width), 4)
 
     def writes(self) -> set[int]:
-        """Registers that a load fills."""
+        """The registers that a load fills."""
         first = _REGISTER.search(self.operands[0])
         return set() if first is None else set(range(int(first[1]), int(first[1]) + max(self.bytes_moved // 4, 1)))
 
     def reads(self) -> set[int]:
-        """Registers among the operands behind the target; of a store all."""
+        """Registers among the operands after the target; for a store, all of them."""
         given = self.operands if self.kind == "STG" else self.operands[1:]
         return {int(r) for text in given for r in _REGISTER.findall(text)}
 
@@ -63,7 +63,7 @@ class Program:
         registers: of each thread.
         frame: bytes of local memory of each thread.
         instructions: those of out-of-line functions at the end.
-        labels: name -> the instruction that it stands before.
+        labels: name -> the instruction after it.
     """
 
     entry: str
@@ -73,11 +73,11 @@ class Program:
     labels: dict[str, int]
 
     def main_path(self, turns: Sequence[int] = ()) -> list[Instruction]:
-        """What a warp executes from the start to the end: each loop once, or, of loops in each other, the outermost
-        first, as often as `turns` says. One of one turn is no loop.
+        """The instructions of a warp from the start to the end: each loop once, or, for nested loops, the outermost
+        first, as often as `turns` says. A loop of one turn is no loop.
 
         Raises:
-            ValueError: there are other loops than that.
+            ValueError: there are other loops.
         """
         return self._turned(self._walk(0, len(self.instructions)), turns)
 
@@ -97,7 +97,7 @@ class Program:
         return path
 
     def _loops(self, places: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """First and last of the places that a jump back goes over."""
+        """First and last place that each backward jump covers."""
         at = {place: k for k, place in enumerate(places)}
         for k, place in enumerate(places):
             x = self.instructions[place]
@@ -106,9 +106,9 @@ class Program:
                 yield start, k
 
     def main_loop(self, turns: Sequence[int] = ()) -> list[Instruction]:
-        """One turn of the innermost loop that moves most 16-byte packs; empty where no loop moves any.
+        """One turn of the innermost loop that moves most 16-byte packs; empty if no loop moves any.
 
-        `turns` are those of the loops in it, as in `main_path`.
+        `turns` are those of the loops inside it, as in `main_path`.
         """
         best: tuple[int, int, int, int] = (0, 0, 0, 0)
         for at, x in enumerate(self.instructions):
@@ -141,7 +141,7 @@ class Program:
         return path
 
     def _goes(self, at: int, to: int, end: int) -> bool:
-        """Whether a warp takes a branch that it need not take."""
+        """True if a warp takes a conditional branch."""
         if to >= end:
             return False
         skipped, there = self.instructions[at + 1 : to], self._until_branch(to)
@@ -173,7 +173,7 @@ class Program:
 
 
 def asked_first(path: Iterable[Instruction]) -> int:
-    """Bytes in 16-byte packs that a thread asks for before anything waits for one of them."""
+    """Bytes in 16-byte packs that a thread loads before any instruction waits for one of them."""
     pending: set[int] = set()
     asked = 0
     for x in path:
@@ -186,13 +186,13 @@ def asked_first(path: Iterable[Instruction]) -> int:
 
 
 def _is_rare(part: Iterable[Instruction]) -> bool:
-    """A part that calls a function and stores nothing, or ends the kernel for an impossible reason."""
+    """A part that calls a function and stores nothing, or ends the kernel in an impossible case."""
     listed = list(part)
     return any(x.kind in ("CALL", "BPT") for x in listed) and not _stores(listed)
 
 
 def _is_narrow(part: Iterable[Instruction]) -> bool:
-    """A part that moves single elements: of a last tile, where others move packs."""
+    """A part that moves single elements: for a last tile, while others move packs."""
     sizes = [x.bytes_moved for x in part if x.kind in ("LDG", "STG")]
     return bool(sizes) and max(sizes) < 16
 

@@ -40,7 +40,7 @@ class Entry:
         expression: over x and other inputs, or a whole text; "" for NAF1, which is traced.
         shape: of x.
         others: shapes of the other inputs.
-        dtypes: in which it is shown.
+        dtypes: the dtypes that are shown.
     """
 
     name: str
@@ -76,10 +76,10 @@ ENTRIES = (
     Entry("swish, trained factor", "Swish(x, a)", others=(("a", "[]"),)),
     Entry("swish, factor per channel", "Swish(x, a)", IMAGES, (("a", "[64,1,1]"),)),
     Entry("swish, factor per column", "Swish(x, a)", others=(("a", "[8192]"),)),
-    # In f64 rows of 8192 are not all held.
+    # In f64, rows of 8192 are not all held.
     Entry("softmax", "SoftMax(x, axis=-1)", dtypes=DTYPES[:3]),
     Entry("rmsnorm", "RMSNorm(x, w)", others=(("w", "[8192]"),), dtypes=DTYPES[:3]),
-    # The scale apart: LayerNorm has none in f16.
+    # The scale is a separate op: LayerNorm has none in f16.
     Entry(
         "layernorm",
         "graph(x: {t}[4096,8192], w: {t}[8192], b: {t}[8192]) -> (y)\n"
@@ -92,7 +92,7 @@ ENTRIES = (
 
 
 def entries(dtype: str) -> Iterator[Entry]:
-    """Those that can be built here: NAF1 needs torch."""
+    """The entries that can be built here: NAF1 needs torch."""
     for entry in ENTRIES:
         if dtype in entry.dtypes and (entry.expression or importlib.util.find_spec("torch")):
             yield entry
@@ -116,13 +116,13 @@ class Kernel:
     """One kernel of an entry.
 
     Attributes:
-        elements: that one thread does in a whole tile, in a row, or in one turn of the loop that adds up.
-        loops: whether it is such a loop whose turns count.
-        loaded: bytes that a thread asks for before it computes; 0 where a turn is one row, as it is written.
+        elements: of one thread in a whole tile, in a row, or in one turn of the loop that adds up.
+        loops: true for such a loop, whose turns count.
+        loaded: bytes that a thread loads before it computes; 0 if a turn is one row, as it is written.
         moved: bytes read and written for each element.
-        turns: of a thread's loops in each other, where it has any in a whole tile.
+        turns: of a thread's nested loops, if it has any in a whole tile.
         shared: bytes of shared memory of a block.
-        block: its threads.
+        block: threads of a block.
     """
 
     source: KernelSource
@@ -197,13 +197,13 @@ def _kernel(source: KernelSource, loop: Loop, layout: Layout, elements: int, *, 
         for s, kind in zip(loop.stores, kinds[len(loop.loads) :])
         if kind in (CONTIGUOUS, STRIDED)
     ]
-    # An operand along the columns stays in a cache: memory moves it once, not once a row.
+    # An operand along the columns stays in a cache: it is read from memory once, not once per row.
     whole = [n for n, strides in zip(loads, _moving(loop, layout), strict=True) if strides]
     return Kernel(source, elements, loops, sum(loads) * elements, sum(whole) + sum(sizes), shared)
 
 
 def _moving(loop: Loop, layout: Layout) -> list[bool]:
-    """For each load that goes element by element: whether it is as large as the space."""
+    """For each load that goes element by element: true if it is as large as the space."""
     read, kinds = loop.reads(), layout.variant.operands
     return [
         all(s or d == 1 for s, d in zip(strides, layout.dims))

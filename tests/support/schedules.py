@@ -36,18 +36,18 @@ def cpu_schedule(loop: Loop, layout: Layout, *, lanes: bool = True) -> CpuSchedu
 
 
 def in_order(loop: Loop, variant: Variant) -> CpuSchedule:
-    """On the CPU one element or row after the other, over whatever sizes."""
+    """The schedule on the CPU of one element or row after the other, for any sizes."""
     name = INNER if loop.row_axes else TILED_SUM if variant.has_sums else POINTWISE
     return CpuSchedule(name=name, loop=loop, layout=Layout((), (), (), (), variant))
 
 
 def pointwise(loop: Loop, layout: Layout, alignment: int = 16) -> CudaPointwise:
-    """On CUDA, of a loop that computes elements."""
+    """The schedule on CUDA of a loop that computes elements."""
     found: Any = choose_schedule(loop, layout, Cuda(alignment))
     assert isinstance(found, CudaPointwise)
     return found
 
 
 def cuda_launches(loop: Loop, layout: Layout, alignment: int = 16) -> list[SumLaunch]:
-    """On CUDA, of a loop with sums or rows."""
+    """The launches on CUDA of a loop with sums or rows."""
     return launches(choose_schedule(loop, layout, Cuda(alignment)))

@@ -1,4 +1,4 @@
-"""Running a traced function by the reference, for tests: what eager torch gives is compared with it."""
+"""Runs a traced function by the reference, for tests that compare it with eager torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def traced(fn: Callable[..., Any], *args: Any, as_eager: bool = False) -> Any:
 
 
 def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
-    """The largest, where both are numbers; inf where one is none, or another infinity."""
+    """The largest relative error where both are numbers; inf if only one is, or for different infinities."""
     got, truth = got.double(), truth.double()
     same = (got == truth) | (got.isnan() & truth.isnan())
     if not (same | (got.isfinite() & truth.isfinite())).all():

@@ -1,4 +1,4 @@
-"""What each of two processes does in the test of distributed training: `python two_ranks.py RANK RENDEZVOUS`."""
+"""The part of each of two processes in the test of distributed training: `python two_ranks.py RANK RENDEZVOUS`."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Block(torch.nn.Module):
         torch.manual_seed(0)
         self.norm = torch.nn.LayerNorm(4)
         self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
-        self.a = torch.nn.Parameter(torch.tensor([1.3]))  # sharding takes no scalars
+        self.a = torch.nn.Parameter(torch.tensor([1.3]))  # sharding supports no scalars
 
     def forward(self, x: Any) -> Any:
         return x + self.second(eager(self.first(self.norm(x)), self.a)) * 0.5
