@@ -110,8 +110,8 @@ void stages(const Pieces& pieces, i64 begin, i64 end, i64 threads, Parallel para
   }
 }
 
-// begin and end count the pieces of all stages. If these are all pieces, the second stage of sums follows. begin = -1 -
-// stage: only the end of that stage.
+// begin and end count the pieces of all stages. If these are all pieces, the second stage of sums follows.
+// begin = -1 - stage: only the end of that stage.
 template <class F>
 OG_FN void launch_split(void* const* base, const i64* layout, i64 begin, i64 end, i64 threads, Parallel parallel) {
   double small[small_work];

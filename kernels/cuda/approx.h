@@ -6,8 +6,8 @@
 // The special-function unit of a GPU, one instruction each, with the error that the PTX ISA (9.0, "Floating Point
 // Instructions") allows. Subnormal arguments and results are flushed to zeros of their sign.
 //
-// On a host, the exact value is used, plus OG_ERROR(number of the instruction, bits of the argument), a number from -1
-// to 1, times that error. A test defines OG_ERROR, and so covers the whole range of results that a GPU may give.
+// On a host, the exact value is used, plus OG_ERROR(number of the instruction, bits of the argument), a number from
+// -1 to 1, times that error. A test defines OG_ERROR, and so covers the whole range of results that a GPU may give.
 
 #ifndef OG_ERROR
 #define OG_ERROR(which, bits) 0.0

@@ -8,8 +8,8 @@ namespace og {
 // ---- dividing a row --------------------------------------------------------------------------------------------
 
 // x / d for many x, as two products instead of a quotient: at most 1.5 ulp off. The first factor is the power of 2 in
-// 1/d, so that no product overflows, or loses bits, unless the quotient does. 0, infinities and NaN give the same as a
-// division.
+// 1 / d, so that no product overflows, or loses bits, unless the quotient does. For 0, infinities and NaN the result is
+// the same as that of a division.
 struct Inverse {
   float scale, part;  // a power of 2; the rest of 1 / d: 1/2 to 1 unless d is extreme
 };

@@ -95,9 +95,9 @@ OG_FN double mish_slope_of(double x, double d) {
   return keep_nan(x, times_power(d, fma(q, g, fma(q, g_low, q_low * g)), select(left, v.n, 0.0)));
 }
 
-/// In float, on the left, where e is small: e N / M with N = 1 + x + e (3/2 + x + e u), M = 1 + e (2 + e (2 + e u)), u
-/// = 1 + e / 4. M is a square, but this form rounds once. 2^64 times as large until the end. From -0.6 on it is 1/2 and
-/// (e N - M / 2) / M, with no cancellation that matters; 1 from 20 on.
+/// In float, on the left, where e is small: e N / M with N = 1 + x + e (3/2 + x + e u), M = 1 + e (2 + e (2 + e u)),
+/// u = 1 + e / 4. M is a square, but this form rounds once. 2^64 times as large until the end. From -0.6 on it is 1/2
+/// and (e N - M / 2) / M, with no cancellation that matters; 1 from 20 on.
 template <class F, if_float<F> = 0> OG_FN F mish_slope_in_float(F x, F d) {
   const F bounded = at_most(at_least(x, (F)-120.0f), (F)20.0f);
   const moved_power<F> v = moved_power_of<64>(bounded, (F)-0.0f);

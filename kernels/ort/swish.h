@@ -4,9 +4,9 @@
 // x sigmoid(a x) for one factor 2^-6 <= |a| <= 2^6, the usual ones: with about half the instructions of og::swish,
 // which must be right for every factor. onnxruntime has a fast kernel for a = 1 alone.
 //
-// y = x / (1 + e^-ax) = 2^-40 x / (2^-40 + 2^-40 e^-ax). With this scale the denominator can hold e^116, and beyond |a
-// x| = 116 every result with such an a rounds to 0: no exponent has to be split off. Above a x = 40 the result is x
-// itself.
+// y = x / (1 + e^-ax) = 2^-40 x / (2^-40 + 2^-40 e^-ax). With this scale the denominator can hold e^116, and
+// beyond |a x| = 116 every result with such an a rounds to 0: no exponent has to be split off. Above a x = 40 the
+// result is x itself.
 
 namespace og {
 

@@ -1,5 +1,5 @@
 """Compares the results of a GPU with those of the CPU: the bits are the same, except for f16 and bf16, where
-approximate instructions of a GPU (kernels/cuda/fast_math.h) now and then round a result to the neighbour."""
+approximate instructions of a GPU (kernels/cuda/fast_math.h) sometimes round a result to the neighbour."""
 
 from __future__ import annotations
 

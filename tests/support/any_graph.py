@@ -49,7 +49,7 @@ def constant_array(draw: Any, dtype: str) -> np.ndarray:
 
 
 def attr_value(draw: Any, attr: Attr) -> Any:
-    """A value for an attribute, now and then one of a wrong type."""
+    """A value for an attribute, sometimes one of a wrong type."""
     kind = attr.type if draw(st.integers(0, 19)) else "string"
     if attr.choices and kind == attr.type:
         return draw(st.sampled_from(attr.choices))

@@ -71,8 +71,8 @@ def files(found: Scenario, rng: random.Random) -> Iterator[str]:
 
 
 def _by_others(truth: Truth, graph: og.Graph) -> Truth:
-    """The same for results of another runtime: ONNX does not define the sign of a zero, and its GELUs are 1 + erf and 1
-    + tanh, which cancel in f32 where x is far below zero."""
+    """The same for results of another runtime: ONNX leaves the sign of a zero undefined, and its GELUs are 1 + erf
+    and 1 + tanh, which cancel in f32 where x is far below zero."""
     truth = replace(truth, signed=np.zeros_like(truth.signed))
     if truth.dtype == "f64":
         return replace(truth, bound=truth.bound + 1e-4 * (np.abs(truth.value) + 1))

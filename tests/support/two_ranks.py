@@ -149,7 +149,7 @@ def network_tensor_parallel() -> None:
     mesh = init_device_mesh("cpu", (2,))
     parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
     ogt.fuse(model)
-    # The swish is of what each rank has: its slope's gradient is the sum over ranks.
+    # Each rank applies the swish to its own part: the gradient of `a` is the sum over ranks.
     model.a.register_hook(_summed)
     torch.testing.assert_close(_trained(model, data()[0]), _trained(Block(), data()[0]))
 
