@@ -1,1 +1,1 @@
-"""Tracing: a Python function of torch ops as a graph, and plans that spare running it again."""
+"""Tracing: converts a Python function of torch ops to a graph, and makes plans that replace further runs."""

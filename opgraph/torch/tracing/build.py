@@ -12,9 +12,9 @@ from opgraph.torch.tracing.session import Number, Step
 
 
 def pattern(shapes: Iterable[Sequence[int]]) -> tuple[tuple[int | str, ...], ...]:
-    """Shapes without their sizes: 1 where an axis broadcasts, else a symbol that axes of one size share.
+    """The pattern of shapes: 1 for an axis of size 1, else a symbol, which axes of the same size share.
 
-    Only axes that broadcast against each other, counted from the last, share a symbol.
+    Axes share a symbol only at the same position from the last: only these broadcast against each other.
     """
     symbols: dict[tuple[int, int], str] = {}
     result = []
@@ -30,7 +30,7 @@ def pattern(shapes: Iterable[Sequence[int]]) -> tuple[tuple[int | str, ...], ...
 
 
 def needed(steps: Sequence[Step], outputs: Iterable[Ref]) -> tuple[list[Step], set[Ref]]:
-    """The steps that outputs depend on, and all values that are read."""
+    """The steps that the outputs depend on, and the set of the outputs and all values that these steps read."""
     wanted = set(outputs)
     kept = []
     for step in reversed(steps):
@@ -45,10 +45,10 @@ def build(
     inputs: Sequence[tuple[Ref, str, str, Dims]],
     outputs: Sequence[tuple[Ref, str]],
 ) -> Graph:
-    """A finalized graph.
+    """Builds a finalized graph.
 
     Args:
-        steps: in order; all of them are needed.
+        steps: the steps in order, without unneeded ones.
         inputs: value, name, dtype and dimensions of each.
         outputs: value and name of each.
 
@@ -58,7 +58,8 @@ def build(
     graph = Graph()
     values: dict[Ref, LogicalTensor] = {ref: graph.input(name, dtype, dims) for ref, name, dtype, dims in inputs}
     names = dict(outputs)
-    # Numbers spread over the shape of a tensor: only a result, or a shape that nothing else gives, needs them spread.
+    # Numbers broadcast to the shape of a tensor. They need a BroadcastTo only as an output of the graph, or where no
+    # other operand has that shape.
     fills: dict[Ref, tuple[Number, LogicalTensor]] = {}
     for step in steps:
         first = step.operands[0]

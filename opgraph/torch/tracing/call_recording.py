@@ -1,4 +1,4 @@
-"""A call that no earlier run made: what kind of call it is, and the node of the tree that it becomes."""
+"""Recording of a call that no earlier run made: classifies the call and adds its node to the tree of calls."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def record(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """The result of a call; adds a node to the tree unless the call only asks something or is made of other calls.
+    """The result of a call; adds a node to the tree unless the call only queries metadata or expands to other calls.
 
     Args:
-        before: how many names of values there were before the call's key took some.
+        before: the number of refs before the call's key was computed, which may have added some.
 
     Raises:
         OpGraphError: the call cannot be part of a fused function; the message names the user's line.
@@ -100,10 +100,10 @@ def record(
 
 
 def _runs(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call runs in torch, on an argument: it gives the same elements, in the same place or a copy.
+    """True if a call runs in torch, on an argument: its result has the same elements, as a view or a copy.
 
     Raises:
-        Unimplemented: a call for a layout in memory, of anything else.
+        Unimplemented: the call requests a memory format of anything else.
     """
     given = kwargs.get("memory_format") not in (None, torch.preserve_format)
     x = args[0] if args else None
@@ -166,7 +166,7 @@ def _compute(
     if target.shared:
         raise trace_errors.writes(name, "the memory of two values, by detach() or expand()")
     emitter.session.check_kept_shape(target, (*args[1:], *kwargs.values()))
-    outcome(func, args, kwargs, on_host=on_host)  # torch says whether it writes this dtype into that one
+    outcome(func, args, kwargs, on_host=on_host)  # torch raises if it cannot write one dtype into the other
     if result.dtype is not target.dtype:
         ref = emitter.cast(ref, name_of(target.dtype, name))
     node.action, node.ref, node.dtype = CHANGES, ref, target.dtype
@@ -181,7 +181,7 @@ def _check_devices(session: Session, name: str, bound: dict[str, Any]) -> None:
             )
 
 
-#: Functions for which Python needs the values.
+#: Functions that read the values of data into Python.
 _READS = frozenset(
     (
         "__bool__", "__float__", "__int__", "__index__", "__complex__", "__array__", "item", "tolist", "numpy",
@@ -212,7 +212,7 @@ def refuse(name: str, args: tuple[Any, ...]) -> NoReturn:
     """Raises the error for a function that opgraph does not fuse.
 
     Raises:
-        InvalidArguments: it needs the values of data.
+        InvalidArguments: the function needs the values of data.
         Unimplemented: everything else.
     """
     outside = trace_errors.OUTSIDE

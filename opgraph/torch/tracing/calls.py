@@ -1,6 +1,6 @@
-"""Which op, or composition of ops, a torch function means: the records' spellings by function object.
+"""Maps each torch function to its op or composition of ops: the records' spellings by function object.
 
-`COMPOSITIONS` are torch functions that are several ops: no kind of op means them alone, so no record names them. The
+`COMPOSITIONS` are torch functions that need several ops: no single op computes them, so no record names them. The
 notation is that of `opgraph.ir.signature.TorchCall`.
 """
 
@@ -23,9 +23,9 @@ from opgraph.runtime.providers.torch_internals import nn_functions
 from opgraph.torch.tracing import trace_errors
 from opgraph.torch.tracing.proxy import OPERATORS
 
-#: Whether a value is negative, -0.0 included.
+#: True for a negative value, -0.0 included.
 _NEGATIVE = "Or(Less({0}, 0), Less(Reciprocal({0}), 0))"
-#: torch writes pi with this many digits too.
+#: torch writes pi with the same number of digits.
 _PI = "3.141592653589793"
 #: The angle whose tangent is input / other, for |input| <= |other|.
 _ANGLE = (
@@ -35,7 +35,7 @@ _ANGLE = (
 
 
 def _lerp(p: Mapping[str, Any]) -> str:
-    """The end that the weight is nearer to is met exactly (aten/src/ATen/native/Lerp.h)."""
+    """Starts from the end nearer to the weight, so that this end is exact (aten/src/ATen/native/Lerp.h)."""
     low = "Add(input, Multiply(Subtract(end, input), weight))"
     high = "Subtract(end, Multiply(Subtract(end, input), Subtract(1, weight)))"
     if isinstance(p["weight"], (int, float)):
@@ -56,9 +56,9 @@ def _nan_to_num(p: Mapping[str, Any]) -> str:
 
 
 def _larger(p: Mapping[str, Any], sign: str, kind: str) -> str:
-    """The first where it compares so with the other; of a number and NaN the number.
+    """Selects `input` if the comparison `sign` holds, else `other`; of a number and NaN, the number.
 
-    Of equal numbers the first had all of the gradient up to torch 2.13. Since then each has half, as of `kind`.
+    For equal numbers, `input` received the whole gradient up to torch 2.13. Since then each has half, as in `kind`.
     """
     if p["dtype"] not in dtypes.FLOATS:
         return f"Select({sign}(input, other), input, other)"
@@ -70,28 +70,29 @@ def _larger(p: Mapping[str, Any], sign: str, kind: str) -> str:
 
 def _logit(p: Mapping[str, Any]) -> str:
     quotient, inside = "Log(Divide(input, Subtract(1, input)))", "And(Greater(input, 0), Less(input, 1))"
-    # At 0 and 1 with an infinite derivative, that of one logarithm.
+    # At 0 and 1 the derivative is infinite: that of one logarithm.
     ends = "Select(LessOrEqual(input, 0), Log(input), Neg(Log(Subtract(1, input))))"
     if p["eps"] is not None and p["eps"] >= 0:
         low, high = p["eps"], 1 - p["eps"]
-        # What the ends are rounded to is compared with, and has a whole gradient, as torch has it: but for a 1.
+        # Inputs are compared with the rounded ends. An input equal to an end has its whole gradient, as in torch,
+        # except where the end is rounded to 1.
         end = torch.tensor(high, dtype=TORCH_DTYPES[p["dtype"]])
         above = "GreaterEqual" if low and end == 1 else "Greater"
         inner = f"Select({inside}, {quotient}, {ends})" if low == 0 else quotient
         return f"Select(Less(input, $eps), {_at(low)}, Select({above}(input, {high!r}), {_at(high)}, {inner}))"
-    outside = "Multiply(input, Log(-1))"  # with no derivative
+    outside = "Multiply(input, Log(-1))"  # NaN, without a derivative
     return f"Select({inside}, {quotient}, Select(Or(Equal(input, 0), Equal(input, 1)), {ends}, {outside}))"
 
 
 def _at(x: float) -> str:
-    """The logit of a number. Of one that is rounded to 16 bits first it would be another one."""
+    """The logit of a number, before rounding: the logit of a number rounded to 16 bits would differ."""
     if 0 < x < 1:
         return repr(math.log(x / (1 - x)))
     return "-1e999" if x == 0 else "1e999" if x == 1 else "Log(-1)"
 
 
 def _scaled(p: Mapping[str, Any], rest: str) -> str:
-    """The input and value tensor1 times, or by, tensor2, in the order of torch, which decides what overflows."""
+    """input + value tensor1 times, or by, tensor2, in torch's order, which determines the overflows."""
     return f"Add(input, {rest.format('tensor1' if p['value'] == 1 else 'Multiply(tensor1, $value)')})"
 
 
@@ -106,7 +107,7 @@ COMPOSITIONS = (
     TorchCall(
         "signbit(input)", lambda p: (_NEGATIVE if p["dtype"] in dtypes.FLOATS else "Less({0}, 0)").format("input")
     ),
-    # `other` stands where it is never taken: its gradient is 0, and not None.
+    # `other` is also a branch of a Select that is never taken, so that its gradient is 0 instead of None.
     TorchCall(
         "copysign(input, other)",
         f"Select({_NEGATIVE.format('other')}, Neg(Abs(input)), Select({_NEGATIVE.format('other')}, other, Abs(input)))",
@@ -117,23 +118,24 @@ COMPOSITIONS = (
     TorchCall("isfinite(input)", "Not(Or(IsNaN(input), IsInf(input)))"),
     TorchCall("deg2rad(input)", f"Multiply(input, {3.141592653589793 / 180!r})"),
     TorchCall("rad2deg(input)", f"Multiply(input, {180 / 3.141592653589793!r})"),
-    # Powers of 2 by Pow: exp(x ln 2) would multiply the rounding error of x ln 2 by its size.
+    # Pow computes powers of 2: exp(x ln 2) would multiply the rounding error of x ln 2 by the size of x ln 2.
     TorchCall("exp2(input)", "Pow(2, input)"),
     TorchCall("log2(input)", "Multiply(Log(input), 1.4426950408889634)"),
     TorchCall("log10(input)", "Multiply(Log(input), 0.4342944819032518)"),
     TorchCall(
-        # 1 in every dtype with a derivative of 0 next to 0, too, where that of the quotient is inf - inf.
+        # In every dtype the result next to 0 is also 1, with a derivative of 0; the quotient's would be inf - inf.
         "sinc(input)",
         f"Select(LessOrEqual(Abs(input), 1e-20), 1, Divide(Sin(Multiply(input, {_PI})), Multiply(input, {_PI})))",
     ),
-    # -x log x, at 0 with an infinite derivative, below -inf (a number that no double holds).
+    # -x log x. At 0 the derivative is infinite. Below 0 the result is -inf, written as a number that no double holds.
     TorchCall(
         "entr(input)",
         "Select(Less(input, 0), -1e999, Select(Equal(input, 0), Sqrt(Subtract(input, StopGradient(input))), "
         "Select(Equal(input, 1e999), Neg(Square(input)), Neg(Multiply(input, Log(input))))))",
     ),
     TorchCall("logit(input, eps=None)", _logit, finite=("eps",)),
-    # 0 only where the logarithm is infinite or none: elsewhere the derivative by x is the logarithm, at x = 0 too.
+    # 0 only where the logarithm is infinite or undefined. Elsewhere the derivative with respect to x is the logarithm,
+    # at x = 0 too.
     TorchCall(
         "xlogy(input, other)",
         "Select(And(Equal(input, 0), Or(LessOrEqual(other, 0), IsInf(other))), 0, Multiply(input, Log(other)))",
@@ -152,7 +154,8 @@ COMPOSITIONS = (
         "Select(And(Equal(input, other), IsInf(input)), input, Add(Maximum(input, other), "
         "Multiply(Log1p(Pow(2, Neg(Abs(Subtract(input, other))))), 1.4426950408889634)))",
     ),
-    # The larger side outside the root, so that no square overflows. An infinite side counts more than NaN (C99 hypot).
+    # The larger side is outside the root, so that no square overflows. An infinite side takes precedence over NaN (C99
+    # hypot).
     TorchCall(
         "hypot(input, other)",
         "Select(IsInf(input), Abs(input), Select(IsInf(other), Abs(other), "
@@ -160,8 +163,8 @@ COMPOSITIONS = (
         "Multiply(Maximum(Abs(input), Abs(other)), "
         "Sqrt(Add(Square(Divide(Minimum(Abs(input), Abs(other)), Maximum(Abs(input), Abs(other)))), 1))))))",
     ),
-    # By the ratio that is at most 1 in size, whose derivative is finite on both axes. At the origin, where there is no
-    # ratio, the derivative is 0, as in torch.
+    # Uses the ratio of magnitude at most 1, whose derivative is finite on both axes. At the origin there is no ratio;
+    # the derivative there is 0, as in torch.
     TorchCall(
         "atan2|arctan2(input, other)",
         "Select(Greater(Abs(input), Abs(other)), "
@@ -175,21 +178,21 @@ COMPOSITIONS = (
 
 _SIGNATURE = re.compile(r"(?P<space>Tensor\.)?(?P<names>[\w|]+)\((?P<parameters>.*)\)")
 _SPACES = (torch, torch.Tensor, torch.nn.functional, torch.special, nn_functions)
-#: The default of a parameter that has none.
+#: Marks a parameter without a default.
 REQUIRED = object()
 _VERSION = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a torch function means.
+    """The meaning of a torch function.
 
     Attributes:
         call: its spelling.
-        record: the record that it is from; None for compositions.
+        record: the record that contains the spelling; None for compositions.
         parameters: names and defaults.
         functional: the same function without the trailing underscore.
-        inplace: whether it writes into its first argument.
+        inplace: True if it writes into its first argument.
     """
 
     call: TorchCall
@@ -202,7 +205,7 @@ class Found:
         """The values of the parameters.
 
         Raises:
-            Unimplemented: this is another overload of the function.
+            Unimplemented: the arguments are those of another overload.
         """
         names = [name for name, _ in self.parameters]
         bound = dict(zip(names, args, strict=False))
@@ -217,18 +220,18 @@ class Found:
         return bound
 
     def other_overload(self) -> Exception:
-        """What is raised for a call that is not the pointwise one."""
+        """The error for a call of another overload than the pointwise one."""
         name = self.functional.__name__
         return trace_errors.unknown(
             name, f"only {self.call.signature} is pointwise", "call it so, or outside of the fused function"
         )
 
     def takes(self, values: Mapping[str, Any]) -> bool:
-        """Whether opgraph computes it for these numbers: some must be finite."""
+        """True if opgraph supports these numbers: some must be finite."""
         return all(values[name] is None or math.isfinite(values[name]) for name in self.call.finite)
 
     def form(self, values: dict[str, Any], dtype: str, exact: bool) -> str:
-        """What it means for these values; "" where opgraph has nothing."""
+        """The expression of ops for these values; "" if opgraph has none."""
         if not self.takes(values):
             return ""
         if self.call.keeps_integers and dtype not in ("f64", "f32", "bf16", "f16"):
@@ -245,9 +248,9 @@ class Found:
 
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Found]:
-    """Every torch function that opgraph knows."""
+    """All torch functions that opgraph supports, with their meanings."""
     found: dict[Any, Found] = {}
-    # What is said of a method alone counts before what is said of the function and the method.
+    # The spelling of a method alone takes precedence over one for both the function and the method.
     for record, call in sorted(_spellings(), key=lambda s: not s[1].signature.startswith("Tensor.")):
         for func, inplace, functional, parameters in _functions(call):
             found.setdefault(func, Found(call, record, parameters, functional, inplace))
@@ -291,4 +294,4 @@ def _literal(text: str) -> Any:
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
-table()  # while torch's functions are torch's: somebody may put others in their places later
+table()  # at import, before torch's functions can be monkey-patched

@@ -1,6 +1,6 @@
-"""One torch call as ops: torch's type promotion becomes casts, its numbers constants.
+"""Translates one torch call into ops: torch's type promotion becomes casts, numbers become constants.
 
-Which dtype and shape a call has is torch's own answer, from the same call on tensors without elements (`outcome`).
+torch itself determines the dtype and shape of a call, in the same call on tensors without elements (`outcome`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _parsed = lru_cache(maxsize=512)(parse_expression)
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An operand: dtype None for a number; `single`: a tensor of no dimension; `host`: in host memory."""
+    """An operand. `dtype` is None for a number; `single` marks a 0-d tensor, `host` one in host memory."""
 
-    operand: Any  # a Ref, what stands for one in a subclass of Emitter, or a Number
+    operand: Any  # a Ref, its counterpart in a subclass of Emitter, or a Number
     dtype: str | None
     single: bool = False
     host: bool = True
@@ -56,14 +56,14 @@ def outcome(
     *,
     on_host: bool = False,
 ) -> Any:
-    """A tensor of the dtype and shape that a pointwise call results in, without data; or torch's own error.
+    """A tensor without data, of the dtype and shape of a pointwise call's result; raises torch's own errors.
 
-    The meta device answers that, but the first call there loads all of torch's compiler (1 to 2 s). So the call is made
-    on the CPU, on tensors that have no elements, and on the meta device only where that fails.
+    The meta device can compute that, but the first call there loads all of torch's compiler (1 to 2 s). So the call is
+    made on the CPU, on tensors that have no elements, and on the meta device only where that fails.
 
     Args:
-        on_host: the call is meant for the CPU, whose kernels refuse dtypes that the meta device takes: it is made on
-            tensors of one element first.
+        on_host: True for a call on the CPU, whose kernels reject dtypes that the meta device accepts: the call is made
+            on tensors of one element first.
     """
     if on_host:
         with without_autocast():
@@ -75,13 +75,13 @@ def outcome(
             found = _called(func, args, kwargs, _emptied)
         if _extents(found.shape) == _extents(shape):
             return torch.empty(shape, dtype=found.dtype, device="meta")
-    except Exception:  # torch says it better about tensors of the real shapes
+    except Exception:  # torch's message is better for tensors of the real shapes
         pass
     return _called(func, args, kwargs, _on_meta)
 
 
 def _called(func: Callable[..., Any], args: Any, kwargs: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """What a call gives for the same arguments, every tensor changed."""
+    """The result of a call on the same arguments, with `change` applied to every tensor."""
     args, kwargs = tree_map_only(torch.Tensor, change, (args, kwargs))
     return func(*args, **kwargs)
 
@@ -91,12 +91,12 @@ def _extents(shape: torch.Size) -> tuple[bool, ...]:
 
 
 def _emptied(tensor: torch.Tensor) -> torch.Tensor:
-    """One of the same rank and dtype, of which every axis that is not 1 long is 0 long."""
+    """A tensor of the same rank and dtype, in which every axis of another size than 1 has size 0."""
     return torch.empty([1 if extent == 1 else 0 for extent in tensor.shape], dtype=tensor.dtype)
 
 
 def _one(tensor: torch.Tensor) -> torch.Tensor:
-    """One of the same rank and dtype with one element."""
+    """A tensor of the same rank and dtype with one element."""
     return torch.ones((1,) * tensor.dim(), dtype=tensor.dtype)
 
 
@@ -108,7 +108,7 @@ class Emitter:
     """Collects the ops of one call.
 
     Args:
-        session: the run; results get their names from it.
+        session: the run, which names the results.
         what: the function's name, for messages.
     """
 
@@ -122,13 +122,13 @@ class Emitter:
         self._found: Found | None = None
 
     def step(self, kind: str, operands: tuple[Any, ...], dtype: str, attrs: dict[str, Any] | None = None) -> Any:
-        """Adds one op; returns its result's name."""
+        """Adds one op; returns the ref of its result."""
         result = self.session.new_ref()
         self.steps.append(Step(kind, operands, result, dtype, tuple((attrs or {}).items()), self._label))
         return result
 
     def call(self, found: Found, bound: dict[str, Any], result: torch.dtype, compute: torch.dtype) -> Any:
-        """The ops that a function means; returns its result's name.
+        """Adds the ops of a function; returns the ref of its result.
 
         Args:
             bound: the values of its parameters.
@@ -190,9 +190,9 @@ class Emitter:
         return Value(self.step(tree.kind, tuple(operands), dtype, attrs), dtype)
 
     def _stays_wide(self, value: Value) -> bool:
-        """Whether arithmetic of f16 or bf16 takes a number, or a tensor of one, in f32: it is nearer to what was meant.
+        """True if f16 or bf16 arithmetic uses a number, or a 0-d tensor, as f32, which is closer to the intended value.
 
-        In a session that computes as eager torch does: as torch's kernels on this device do.
+        In a session that computes like eager torch, torch's kernels on this device decide.
         """
         if not self.as_eager:
             return True
@@ -206,7 +206,7 @@ class Emitter:
 
     def _port_dtype(self, symbol: str, record: opdef.OpDef, compute: str) -> str:
         allowed = record.types.get(symbol, (symbol,))
-        # Truth values where the op has no others; arithmetic of truth values in u8, of small integers in wide ones.
+        # Booleans if the op has no other type. Arithmetic on booleans uses u8, on small integers wide types.
         others = {"boolean": ("u8",), "u8": ("s64", "f32"), "s8": ("s64", "f32")}.get(compute, ("f32",))
         for dtype in (compute, *(("boolean",) if allowed == ("boolean",) else others)):
             if dtype in allowed:
@@ -226,11 +226,12 @@ class Emitter:
         return self.step("TypeCast", (ref,), dtype)
 
     def convert(self, ref: Any, source: str, dtype: str) -> Any:
-        """A conversion that the function asks for.
+        """A conversion that the function requests.
 
-        On the CPU floats become integers as torch's kernels there convert them, where TypeCast saturates and makes NaN
-        0: by way of s32, s64 where the result or its low bits need it; of what does not fit, and of NaN, the lowest one
-        (the "integer indefinite" of x86's cvttss2si); of small integers the low bits (c10/util/TypeCast.h).
+        On the CPU, floats become integers as in torch's kernels there, whereas TypeCast saturates and converts NaN to
+        0. They are converted to s32, or to s64 if the result or its low bits need it. Values that do not fit, and NaN,
+        become the lowest integer (the "integer indefinite" of x86's cvttss2si). Small integers are its low bits
+        (c10/util/TypeCast.h).
         """
         to_integer = dtypes.get(source).is_float and dtypes.get(dtype).category == "int"
         if not to_integer or not self.on_host:
@@ -256,7 +257,7 @@ def _fitted(value: float, dtype: str) -> float:
 
 
 def compute_dtype(result: torch.Tensor, bound: dict[str, Any]) -> torch.dtype:
-    """The dtype that torch computes in: the result's, or for truth values the one that the operands meet in."""
+    """The dtype in which torch computes: the result's, or for booleans the promoted dtype of the operands."""
     if result.dtype is not torch.bool:
         return result.dtype
     operands = [

@@ -1,4 +1,4 @@
-"""Calls that are no arithmetic of their own: casts, fills, views, calls made of others."""
+"""Calls without arithmetic of their own: casts, fills, views, calls that expand to others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.torch.tracing.emit import Emitter, outcome
 from opgraph.torch.tracing.proxy import Proxy, Ref
 from opgraph.torch.tracing.session import Input, Session, Step
 
-#: Methods of a tensor that convert it, and what to.
+#: Conversion methods of a tensor, and their target dtypes.
 CONVERSIONS = {
     "float": torch.float32,
     "double": torch.float64,
@@ -33,26 +33,26 @@ _VIEWS = frozenset(
         "flipud", "roll", "rot90",
     )
 )  # fmt: skip
-#: Functions that make a tensor of one number, like a tensor, and the number; None where it is an argument.
+#: Functions that fill a tensor like another with one number, and the number; None if it is an argument.
 FILLS = {"zeros_like": 0, "ones_like": 1, "full_like": None}
 
 
 def is_view(name: str) -> bool:
-    """Whether a function gives the same elements in another order or shape."""
+    """True if a function returns the same elements in another order or shape."""
     return name in _VIEWS
 
 
 def is_spread(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call spreads a computed value over a larger shape."""
+    """True if a call broadcasts a computed value to a larger shape."""
     computed = bool(args) and isinstance(args[0], Proxy) and args[0].actual is None
     return computed and name in ("expand", "expand_as", "broadcast_to")
 
 
 def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """A tensor of the shape that `expand`, `expand_as` or `broadcast_to` gives; its one element is never read.
+    """A tensor of the result shape of `expand`, `expand_as` or `broadcast_to`; its one element is never read.
 
     Raises:
-        RuntimeError: torch's own, where the value does not expand to the shape.
+        RuntimeError: torch's own, if the value does not expand to the shape.
     """
     session.asks = True
     sizes = args[1:] or tuple(kwargs.values())
@@ -66,12 +66,12 @@ def spread_like(session: Session, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def spread_over(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The call in a trace that spreads a value over the shape of a tensor, to which it expands."""
+    """The call in a trace that broadcasts a value to the shape of a tensor."""
     return value.expand_as(like)
 
 
 def cast_target(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.dtype | None:
-    """The dtype that a call converts its argument to; None where it is no conversion."""
+    """The dtype to which a call converts its argument; None if it is no conversion."""
     x = args[0] if args else None
     if not isinstance(x, Proxy):
         return None
@@ -107,7 +107,7 @@ def _same_device(x: Proxy, device: torch.device) -> None:
 
 
 def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[float, torch.dtype] | None:
-    """The number and dtype of a call such as ones_like(x); None where it is none."""
+    """The number and dtype of a call such as ones_like(x); None for other calls."""
     if name not in FILLS or not isinstance(args[0], Proxy):
         return None
     value = FILLS[name]
@@ -120,12 +120,12 @@ def fill_value(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     if kwargs.get("device") is not None:
         _same_device(args[0], torch.device(kwargs["device"]))
     dtype = kwargs.get("dtype") or args[0].dtype
-    torch.full((2,), value, dtype=dtype)  # torch says whether the dtype has such a number; of one element not always
+    torch.full((2,), value, dtype=dtype)  # torch raises if the dtype lacks the number; for one element not always
     return value, dtype
 
 
 def _contiguous(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of a computed value: itself where all that it comes from lies like that."""
+    """The computed value itself, if all tensors that it comes from have the requested layout."""
     x = args[0]
     layout = args[1] if len(args) > 1 else kwargs.get("memory_format", torch.contiguous_format)
     for tensor in x.sources():
@@ -159,18 +159,18 @@ def _prelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _dropout(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Outside of training it does nothing."""
+    """Returns the input: dropout has no effect outside of training."""
     name = func.__name__
     training = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", "alpha" not in name))
     if training:
         raise trace_errors.random(name)
     p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-    torch.nn.functional.dropout(torch.empty(0), p, training=False)  # torch says whether it is a probability
+    torch.nn.functional.dropout(torch.empty(0), p, training=False)  # torch raises if it is no probability
     return args[0] if args else kwargs["input"]
 
 
 def _rrelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Outside of training, leaky_relu with the slope in the middle."""
+    """Outside of training, leaky_relu with the mean of both slopes."""
     names = ("input", "lower", "upper", "training", "inplace")
     given = {"lower": 1 / 8, "upper": 1 / 3, "training": False, "inplace": False, **dict(zip(names, args)), **kwargs}
     if given["training"]:
@@ -182,7 +182,7 @@ def _rrelu(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`parameter.expand_as(x)`, `parameter.to(x)`: of x only what is known without its data is needed."""
+    """`parameter.expand_as(x)`, `parameter.to(x)`: only the metadata of x is needed."""
     name, t, x = func.__name__, args[0], args[1]
     session.asks = session.asks or name not in ("to", "type_as")
     if isinstance(t, Proxy):
@@ -195,18 +195,18 @@ def _like_real(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _new(session: Session, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.new_tensor(...)` and the like: a real tensor of the dtype and device of x."""
+    """`x.new_tensor(...)` and similar calls: a real tensor of the dtype and device of x."""
     of = session.eager(torch.empty, (0,), {"dtype": args[0].dtype, "device": args[0].device})
     return session.eager(func, (of, *args[1:]), kwargs)
 
 
-#: The axes of functions that are given none.
+#: The axes of functions without an axes argument.
 _AXES = {"fliplr": (1,), "flipud": (0,)}
 
 
 def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What flip, fliplr, flipud, roll or rot90 of a computed value is: the same arithmetic, done once more on turned
-    tensors, for the value has no memory in which it could be turned.
+    """Applies flip, fliplr, flipud, roll or rot90 to a computed value: repeats its arithmetic on turned tensors,
+    because the value has no memory that could be turned.
 
     Raises:
         Exception: torch's own, for axes and shifts that do not fit.
@@ -215,7 +215,7 @@ def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kw
     session.asks = True
     x, *rest = args or (kwargs["input"],)
     named = {name: value for name, value in kwargs.items() if name != "input"}
-    func(torch.empty((1,) * x.dim()), *rest, **named)  # torch says what does not fit
+    func(torch.empty((1,) * x.dim()), *rest, **named)  # torch raises if they do not fit
     if func.__name__ == "roll":
         shifts = _numbers(rest[:1] or named["shifts"])
         axes = _numbers(rest[1:] or named.get("dims", ()))
@@ -233,11 +233,11 @@ def turned(session: Session, func: Callable[..., Any], args: tuple[Any, ...], kw
 
 
 def same_arithmetic(value: Proxy, *tensors: torch.Tensor) -> None:
-    """Stands in a trace for the arithmetic that led to a value, on other tensors than those that it read."""
+    """Represents, in a trace, the arithmetic of a value, applied to other tensors than those that it read."""
 
 
 def repeat_arithmetic(emitter: Emitter, args: tuple[Any, ...]) -> Ref:
-    """The steps of a call of `same_arithmetic`; returns the name of the result."""
+    """Adds the steps of a call of `same_arithmetic`; returns the ref of the result."""
     value, *tensors = args
     steps, read = _arithmetic(emitter.session, value.ref)
     names: dict[Any, Any] = {
@@ -252,7 +252,7 @@ def repeat_arithmetic(emitter: Emitter, args: tuple[Any, ...]) -> Ref:
 
 
 def _arithmetic(session: Session, ref: Ref) -> tuple[list[Step], list[Input]]:
-    """The steps that lead to a value, and the tensors that they read the data of."""
+    """The steps that compute a value, and the tensors whose data they read."""
     wanted, steps = {ref}, []
     for step in reversed(session.node.path()):
         if step.result in wanted:
@@ -265,11 +265,11 @@ def _arithmetic(session: Session, ref: Ref) -> tuple[list[Step], list[Input]]:
 def _turned_input(
     session: Session, entry: Input, shape: Sequence[int], shifts: Sequence[int], axes: Sequence[int]
 ) -> Any:
-    """A tensor that broadcasts to a shape, turned as the shape is.
+    """Turns a tensor that broadcasts to a shape in the same way as the shape.
 
     Args:
-        shifts: of a roll; a flip has none.
-        axes: of the shape; none where its elements are rolled in the order of memory.
+        shifts: the shifts of a roll; empty for a flip.
+        axes: axes of the shape; empty if its elements are rolled in memory order.
     """
     tensor: Any = entry.tensor if entry.captured else session.given[id(entry.tensor)]
     run: Callable[..., Any] = session.eager if entry.captured else session.call
@@ -281,7 +281,7 @@ def _turned_input(
         return run(torch.roll, (whole, tuple(shifts)), {})
     last = [axis % rank - rank for axis in axes]
     kept = [i for i, axis in enumerate(last) if -axis <= len(own) and own[axis] != 1]
-    if not kept:  # one element is read for all along these axes
+    if not kept:  # the tensor broadcasts along these axes
         return tensor
     taken = tuple(last[i] for i in kept)
     if shifts:
@@ -295,7 +295,7 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return (int(value),)
 
 
-#: Calls that are made of others, or of real tensors: they add no node of their own.
+#: Calls that expand to other calls, or to real tensors: they add no node of their own.
 EXPANSIONS: dict[str, Callable[[Session, Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     "contiguous": _contiguous,
     "positive": _first,

@@ -1,4 +1,4 @@
-"""What a function may name and still be known: torch's and Python's own, numbers and words; and what it may not."""
+"""Allowed and forbidden names in functions whose reads can be known: torch's and Python's own, numbers, strings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import torch
 
 from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPacket
 
-#: Instructions that change something outside, or do what names do not show; in handlers of exceptions, what is missing
-#: counts as well.
+#: Instructions that change something outside, or have effects that names do not show. Exception handlers are included:
+#: there, missing names matter as well.
 FORBIDDEN = frozenset(
     (
         "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_ATTR", "DELETE_ATTR", "STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE",
@@ -36,7 +36,7 @@ BUILTINS = frozenset(
         "TypeError", "RuntimeError", "AssertionError", "NotImplementedError",
     )
 )  # fmt: skip
-#: Names under which torch tells or changes its own state, or which reach tensors by no name of theirs.
+#: Names that read or change torch's own state, or that reach tensors without their names.
 STATE = frozenset(
     (
         "backends", "compiler", "distributed", "random", "initial_seed", "cuda", "jit", "_C", "overrides", "no_grad",
@@ -54,35 +54,35 @@ CHANGING = frozenset(
         "__setitem__", "__delitem__", "__iadd__", "__imul__", "__ior__",
     )
 )  # fmt: skip
-#: Methods that no arithmetic calls.
+#: Methods that arithmetic never calls.
 HARMLESS = frozenset(
     (
         "__init__", "__new__", "__init_subclass__", "__post_init__", "__repr__", "__str__", "__dir__", "__del__",
         "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__copy__", "__deepcopy__", "__replace__",
     )
 )  # fmt: skip
-#: Classes whose operators do nothing but what names show.
+#: Classes whose operators have no effects except those that names show.
 PLAIN_CLASSES = (object, torch.nn.Module, torch.nn.Sequential)
-#: Hooks of all modules, by the name that a plan has for them.
+#: Hooks of all modules, by their names in a plan.
 GLOBAL_HOOKS: dict[str, Any] = {
     name: getattr(torch.nn.modules.module, name)
     for name in (
         "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
     )
 }  # fmt: skip
-#: Types of values that cannot change, and are compared as such.
+#: Types of immutable values, which are compared directly.
 PRIMITIVES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type(...))
 
 
 def tells_state(name: str) -> bool:
-    """Whether an attribute of this name may tell or change torch's own state, or a module's."""
+    """True if an attribute of this name may read or change torch's own state, or a module's."""
     if name.startswith(("is_", "are_", "get_", "set_")) and name != "is_tensor":
         return name.startswith("set_") or (hasattr(torch, name) and not hasattr(torch.Tensor, name))
     return name in STATE
 
 
 def reads_state(value: Any) -> bool:
-    """Whether something of torch's, found under any name, may tell or change torch's own state."""
+    """True if an object of torch, found under any name, may read or change torch's own state."""
     name = str(getattr(value, "__name__", ""))
     if isinstance(value, (ModuleType, FunctionType)):
         home = name if isinstance(value, ModuleType) else str(value.__globals__.get("__name__"))
@@ -92,16 +92,16 @@ def reads_state(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether this is a number, a word or the like, or a tuple of such."""
+    """True for a number, a string or a similar value, or a tuple of these."""
     return type(value) in PRIMITIVES or (type(value) is tuple and all(map(is_constant, value)))
 
 
 def is_trusted(value: Any) -> bool:
-    """Whether this is torch's, math's or Python's own: it does the same at every call."""
+    """True for objects of torch, math or Python itself, which do the same at every call."""
     if isinstance(value, ModuleType):
         return value is math or value.__name__.split(".")[0] == "torch"
     if isinstance(value, FunctionType):
-        # Its own name may be another's, by functools.wraps; what torch's decorators make goes on to a user's function.
+        # functools.wraps may have replaced its own name. Wrappers made by torch's decorators call a user's function.
         return not value.__closure__ and str(value.__globals__.get("__name__")).split(".")[0] == "torch"
     if not isinstance(value, _OF_C):
         return False

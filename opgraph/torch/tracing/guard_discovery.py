@@ -1,9 +1,9 @@
-"""What a function reads besides its arguments: globals, closure cells and attributes, found in its code.
+"""Finds the reads of a function besides its arguments in its code: globals, closure cells and attributes.
 
-A function whose every such read is known does not have to run again to know what it does: comparing what it read is
-enough. The finding is an over-approximation: of every module in reach, of Python and of torch, each attribute that any
-of the code names counts as read. Numbers, words, tensors, lists and dicts of constants, functions and modules are
-understood; where there is anything else, the function is run again at each call.
+If every such read is known, the function does not have to run again: comparing the values that it read is enough. The
+result is an over-approximation: for every Python module and `torch.nn.Module` in reach, each attribute that any of the
+code names counts as read. Numbers, strings, tensors, lists and dicts of constants, functions and modules are supported;
+with anything else, the function is run again at each call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from opgraph.torch.tracing.proxy import Proxy
 
 
 class NotKnown(Exception):  # noqa: N818 - no error: the function is run again at each call
-    """Something that the function reads is not understood; the text says what."""
+    """The function reads something that is not supported; the message names it."""
 
 
 class OddArgument(NotKnown):
@@ -35,36 +35,36 @@ class OddArgument(NotKnown):
 
 
 class Wrapper:
-    """A callable that does what its `__wrapped__` does, and has no other effect: a fused function is one."""
+    """A callable that is equivalent to its `__wrapped__` and has no other effect, such as a fused function."""
 
 
 def written(fn: Any) -> Any:
-    """A fused function as it was written; anything else as it is, with its decorators."""
+    """The original function of a fused function; anything else unchanged, with its decorators."""
     return inspect.unwrap(fn, stop=lambda found: not isinstance(found, Wrapper))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a value is found, as a Python expression: `text` over names bound to `roots`."""
+    """The location of a value, as a Python expression: `text`, with names bound to `roots`."""
 
     text: str
     roots: tuple[tuple[str, Any], ...]
 
     def then(self, suffix: str) -> Place:
-        """The same place, one step on."""
+        """The place that `suffix` reaches from this one."""
         return Place(self.text + suffix, self.roots)
 
 
 @dataclass(slots=True)
 class Reads:
-    """What a function reads.
+    """The reads of a function.
 
     Attributes:
         tensors: real tensors, with their places.
-        values: everything else that must stay the very same object (or an equal number): place and value.
-        copies: lists and dicts of numbers and words: place and a copy to compare with.
+        values: everything else that must stay the same object (or an equal number): place and value.
+        copies: lists and dicts of numbers and strings: place and a copy to compare with.
         conditions: Python expressions that must stay true.
-        compares_identity: whether the function may ask whether two of these, or of its arguments, are one.
+        compares_identity: True if the function may test whether two of these, or of its arguments, are the same object.
     """
 
     tensors: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
@@ -75,17 +75,17 @@ class Reads:
 
 
 def reads_of(fn: Callable[..., Any], arguments: dict[str, Any]) -> Reads:
-    """What a call of a function reads besides the values of its tensor and number arguments.
+    """The reads of one call of a function, without the values of its tensor and number arguments.
 
     Args:
-        arguments: those that are neither tensors nor numbers nor words (a module as `self` ...), by the expression
-            that they are found by.
+        arguments: the arguments that are neither tensors nor numbers nor strings (a module as `self` ...), by the
+            expressions that reach them.
 
     Raises:
-        NotKnown: it cannot be told.
+        NotKnown: the reads cannot be determined.
     """
     names: frozenset[str] = frozenset()
-    while True:  # what is reached adds names, and names what is reached
+    while True:  # code in reach adds names, and names add code in reach
         walk = _Walk(names)
         walk.function(fn)
         walk.methods()
@@ -113,7 +113,7 @@ class _Walk:
         return Place(name, ((name, value),))
 
     def function(self, fn: Any) -> None:
-        """A Python function: its code, the globals and cells that it names, its defaults."""
+        """Adds a Python function: its code, the globals and cells that it names, its defaults."""
         fn = written(fn)
         if isinstance(fn, MethodType):
             if (method := (id(fn.__self__), id(fn.__func__))) in self._methods:
@@ -178,14 +178,14 @@ class _Walk:
             raise NotKnown("an empty closure cell") from None
 
     def methods(self) -> None:
-        """What the names mean on a tensor: torch's own methods, or what somebody put in their place."""
+        """Adds the values of the names on a tensor: torch's own methods, or their replacements by a user."""
         tensor = self._root(torch.Tensor)
         for name in sorted(self.given):
             if hasattr(torch.Tensor, name):
                 self._meaning(getattr(torch.Tensor, name), tensor.then(f".{name}"))
 
     def _meaning(self, value: Any, place: Place) -> None:
-        """What a name means in torch: torch's own, or what somebody put there."""
+        """Adds the value of a name in torch: torch's own, or its replacement by a user."""
         if isinstance(value, (ModuleType, FunctionType, MethodType, Wrapper)):
             self.value(value, place)
         elif is_trusted(value) or is_constant(value) or type(value).__module__.startswith("torch"):
@@ -194,7 +194,7 @@ class _Walk:
             raise NotKnown(f"it uses a {type(value).__name__}")
 
     def value(self, value: Any, place: Place) -> None:
-        """Something that is read, at its place."""
+        """Adds a value that is read, with its place."""
         if (id(value), place.text) in self._seen:
             return
         self._seen.add((id(value), place.text))
@@ -240,7 +240,7 @@ class _Walk:
         self.reads.copies.append((place, value.copy()))
 
     def _member(self, value: enum.Enum) -> None:
-        """A member of an enumeration. Methods, properties and operators of its class may read anything."""
+        """Checks a member of an enumeration. Methods, properties and operators of its class may read anything."""
         kind = type(value).__name__
         if self.given & vars(value).keys():
             raise NotKnown(f"an attribute of {value}")
@@ -252,7 +252,7 @@ class _Walk:
                     raise NotKnown(f"{kind} has {name}")
 
     def _space(self, module: ModuleType) -> None:
-        """A module of Python: what the names mean in it."""
+        """Adds a Python module: the values of the names in it."""
         if id(module) in self._spaces:
             return
         self._spaces[id(module)] = module
@@ -267,7 +267,7 @@ class _Walk:
                 (self._meaning if own else self.value)(module.__dict__[name], where)
 
     def _layer(self, value: torch.nn.Module, place: Place) -> None:
-        """A module: its class, what the names mean in it, its forward, and that it has no hooks."""
+        """Adds an nn.Module: its class, the values of the names in it, its forward, and the absence of hooks."""
         kind = Place(f"type({place.text})", place.roots)
         self.reads.values.append((kind, type(value)))
         for cls in type(value).__mro__:
@@ -281,7 +281,7 @@ class _Walk:
         self.reads.conditions.append(Place(" and ".join(none), (*place.roots, *guard_allowlist.GLOBAL_HOOKS.items())))
         for name in sorted(self.given | {"forward"}):
             self._attribute(value, name, place, kind)
-        if isinstance(value, torch.nn.Sequential):  # goes through its modules by no name
+        if isinstance(value, torch.nn.Sequential):  # iterates over its modules without naming them
             self.reads.copies.append((Place(f"list({place.text}._modules)", place.roots), list(value._modules)))
             for name, module in value._modules.items():
                 self.value(module, place.then(f"._modules[{name!r}]"))
@@ -305,7 +305,7 @@ class _Walk:
             self.reads.conditions.append(none)
             self.reads.values.append((kind.then(f".{name}"), found))
             if not is_constant(found):
-                self.function(found)  # of torch's layers as well: it says which attributes are read
+                self.function(found)  # for torch's layers as well: its code shows the attributes that are read
         else:
             for table in ("_parameters", "_buffers", "_modules"):
                 if name in value.__dict__[table]:
@@ -321,7 +321,7 @@ def _codes_in(code: CodeType) -> Iterator[CodeType]:
         waiting += [c for c in current.co_consts if isinstance(c, CodeType)]
 
 
-#: What asks, and what is asked for.
+#: Functions that test the class of a value, and the names of tensor classes that they cannot test here.
 _QUESTIONS = {
     "type": frozenset(("Tensor", "Parameter")),
     "isinstance": frozenset(
@@ -332,10 +332,11 @@ _QUESTIONS = {
 
 
 def compares_classes(fn: Callable[..., Any]) -> bool:
-    """Whether a function, or one of the same file that it calls, asks for `type(...)` and names a class of tensors.
+    """True if a function, or one of the same file that it calls, may test a tensor's exact class: it uses `type` or
+    `isinstance`, and names such a class.
 
-    What stands for a tensor while it is fused is of another class. `isinstance` is answered as for the tensor itself;
-    `type(x) is torch.Tensor` and `isinstance(x, torch.FloatTensor)` cannot be.
+    During tracing, the placeholder of a tensor has another class. `isinstance(x, torch.Tensor)` returns the same as for
+    the tensor itself; `type(x) is torch.Tensor` and `isinstance(x, torch.FloatTensor)` cannot.
     """
     fn = getattr(fn, "__func__", fn)
     return isinstance(fn, FunctionType) and _compares(fn)

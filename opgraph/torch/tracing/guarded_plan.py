@@ -1,11 +1,11 @@
-"""Plans: a function that does what a fused function did in one run, where what that run read is what it was.
+"""Plans: each repeats one run of a fused function, as long as everything that the run read is unchanged.
 
-A plan is a Python function, generated once: it compares numbers, globals, cells and attributes with those of the run
-that it was made from and repeats what the run did on real tensors (views, arithmetic of parameters). What tensors are
-like is then compared by torch (a signature, see opgraph/runtime/providers/torch_prepared.py); for a signature that was
-seen before it makes the prepared call. For another one, dtypes are compared and the graph is looked up by the shapes.
-Where anything differs the function is run again; where that was only a shape, the plan learns it. A function that asks
-for shapes may do anything with them: what it did for another shape is a plan of its own, unless the two are the same.
+A plan is a Python function, generated once. It compares numbers, globals, cells and attributes with those of its run,
+and repeats the run's calls on real tensors (views, arithmetic of parameters). torch then compares the properties of
+tensors (a signature, see opgraph/runtime/providers/torch_prepared.py). For a known signature, the plan makes the
+prepared call. For another one, it compares dtypes and looks up the graph by the shapes. If anything differs, the
+function is run again; if that was only a shape, the shape is added to the plan. A function that reads shapes may use
+them in any way: its run for another shape becomes a separate plan, unless both plans are the same.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from opgraph.torch.tracing.tensor_calls import EagerCall
 from opgraph.torch.tracing.trace import Leaf, Traced
 from opgraph.torch.tracing.trace import Run as TracedRun
 
-#: A signature, and what is run on tensors of it.
+#: A signature, and the prepared call for tensors of this signature.
 Ready: TypeAlias = tuple[Check, Run]
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A call that the plan applies to, without a prepared call at hand.
+    """A call to which the plan applies, but for which there is no prepared call.
 
     Attributes:
-        traced: the graph; None where its shapes are new.
+        traced: the graph; None if its shapes are new.
         tensors: the tensors that the graph reads.
-        kept: what the function returns as it was.
+        kept: the objects that the function returns unchanged.
         compared: the tensors whose signature is new.
     """
 
@@ -50,14 +50,14 @@ class Plan:
     """A plan.
 
     Attributes:
-        call: the generated function, of the arguments and keyword arguments of a call: what the fused function
-            returns, or a Miss, or None where the plan does not apply.
-        graphs: shapes -> Traced, of runs that did what this plan says.
-        ready: the signatures for which there are prepared calls, outside and inside of what records gradients: torch's
-            guards do not tell these apart.
-        leaf: the way through the function that it stands for.
-        asks: whether the function asked for a shape, or whether a tensor requires a gradient.
-        text, values: the text of `call`, and the values of the run that its names mean.
+        call: the generated function. It takes the arguments and keyword arguments of a call, and returns the result of
+            the fused function, or a Miss, or None if the plan does not apply.
+        graphs: shapes -> Traced, for the runs that this plan covers.
+        ready: the signatures that have prepared calls, without and with gradient recording: torch's guards do not
+            distinguish these.
+        leaf: the path through the function that the plan covers.
+        asks: True if the function read the shape or the requires_grad of a tensor.
+        text, values: the source of `call`, and the values of the run behind its names.
     """
 
     call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -69,7 +69,7 @@ class Plan:
     values: dict[str, Any]
 
     def run(self, traced: Traced, miss: Miss) -> Any:
-        """The function's result of a new signature, which from now on has a prepared call where torch allows one."""
+        """The function's result for a new signature; adds a prepared call for the signature where torch allows one."""
         prepared = getattr(traced.op, "prepared", None)  # of a FusedOp
         found: Run | None = None if prepared is None else prepared(miss.tensors)
         if found is not None:
@@ -80,7 +80,7 @@ class Plan:
         return traced.result(results if type(results) is tuple else (results,), miss.kept)
 
     def learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], run: TracedRun) -> bool:
-        """Whether a run that asked for no shape was one of this plan's but for its shapes; the plan learns these."""
+        """Adds the shapes of a run that read no shape and otherwise matches this plan; False if it does not match."""
         if run.leaf is not self.leaf or run.traced is None or run.asks or self.asks:
             return False
         miss = self.call(args, kwargs)
@@ -90,7 +90,7 @@ class Plan:
         return True
 
     def takes_in(self, other: Plan) -> bool:
-        """Whether another plan says the same of other shapes, which this one learns."""
+        """Adds the graphs of another plan that is the same except for shapes; False if it is not the same."""
         if self.leaf is not other.leaf or self.text != other.text or self.values.keys() != other.values.keys():
             return False
         if not all(is_same(value, other.values[name]) for name, value in self.values.items()):
@@ -100,12 +100,12 @@ class Plan:
         return True
 
 
-#: What is compared by value, not by identity.
+#: Types that are compared by value, not by identity.
 _VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout)
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two numbers, words ... are alike, or two things one; 0.0 is not -0.0, 1 is not 1.0."""
+    """True for equal numbers, strings etc., and for identical objects; 0.0 is not -0.0, 1 is not 1.0."""
     if a is b or type(a) is not type(b):
         return a is b
     if type(a) is float:
@@ -115,7 +115,7 @@ def is_same(a: Any, b: Any) -> bool:
     return type(a) in _VALUES and bool(a == b)
 
 
-#: Arithmetic that is in no record, views, and what makes a tensor of numbers.
+#: Arithmetic without a record, views, and functions that make a tensor from numbers.
 _MORE = frozenset(
     (
         "tensor", "as_tensor", "to", "float", "double", "detach", "__rsub__", "__rdiv__", "__rtruediv__", "__rpow__",
@@ -125,31 +125,31 @@ _MORE = frozenset(
 
 
 def is_condition(call: EagerCall) -> bool:
-    """Whether a call is a branch of Python on the value of a tensor."""
+    """True if a call is a Python branch on the value of a tensor."""
     return call.name == "__bool__" and type(call.result) is bool
 
 
 def can_repeat(call: EagerCall) -> bool:
-    """Whether a call gives the same each time. One that draws numbers does not: a second try would branch on others."""
+    """True if a call returns the same each time. One that draws numbers does not: a repeat would branch on others."""
     return call.func in table() or call.name in _MORE
 
 
 def waits(tensor: torch.Tensor) -> bool:
-    """Whether reading a value of a tensor waits for a device."""
+    """True if reading a value of a tensor waits for a device."""
     return tensor.device.type != "cpu"
 
 
 class Conditions:
-    """Values of tensors of a device, compared with those of a run.
+    """Values of tensors on a device, compared with those of a run.
 
     `if a > 0:` in a function reads one value. On the CPU a plan reads it again at each call. On a GPU every such read
-    is a copy and a wait; there a plan reads all of them together, and none while nothing that they follow from was
-    written to.
+    is a copy and a wait. There a plan reads all of them together, and none as long as no tensor that they depend on
+    was written to.
 
     Args:
-        outcomes: of the run.
+        outcomes: the values in the run.
 
-    Writing to a tensor's memory without torch's knowledge, as by `p.data.add_()`, goes unseen, as it does by autograd.
+    A write that torch does not track, such as `p.data.add_()`, is not detected; autograd does not detect it either.
     """
 
     def __init__(self, outcomes: Sequence[bool]) -> None:
@@ -157,7 +157,7 @@ class Conditions:
         self._seen: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
 
     def hold(self, *sources: torch.Tensor) -> bool:
-        """Whether they are as when they were read last, since all that they follow from is."""
+        """True if the values are those of the last read, because everything that they depend on is unchanged."""
         if len(self._seen) != len(sources):
             return False
         for (known, version, address), source in zip(self._seen, sources):
@@ -166,7 +166,7 @@ class Conditions:
         return True
 
     def read(self, sources: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> bool:
-        """Whether values that follow from these sources are those of the run: one copy and one wait for all of them."""
+        """True if the values, computed from these sources, are those of the run: one copy and one wait for all."""
         seen = [(weakref.ref(s), s._version, s.data_ptr()) for s in sources]
         found = torch.stack([v.detach().reshape(()).bool() for v in values]).tolist() == self.outcomes
         self._seen = seen if found else []

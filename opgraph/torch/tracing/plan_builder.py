@@ -1,4 +1,4 @@
-"""Makes a plan from a run: writes the lines of its check, and gives names to the values that they compare with."""
+"""Makes a plan from a run: writes the lines of its check, and names the values that they compare with."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...
 
 
 def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], run: Run, watch: Watch) -> Plan:
-    """A plan from a run.
+    """Makes a plan from a run.
 
     Args:
         fn: the function.
-        args, kwargs: what it was called with.
-        run: what came of it.
-        watch: what it did on real tensors meanwhile.
+        args, kwargs: its arguments in the run.
+        run: the traced run.
+        watch: the calls on real tensors during the run.
 
     Raises:
         OddArgument: this call has no plan.
-        NotKnown: the function has to be run at each call; the text says why.
+        NotKnown: the function has to be run at each call; the message gives the reason.
     """
     if run.traced is None or run.leaf is None:
         raise NotKnown("it computes nothing from data")
-    if watch.has_drawn():  # a plan that finds only then that it does not apply would leave the next call other numbers
+    if watch.has_drawn():  # a plan that draws, and then does not apply, would leave the next call other numbers
         raise NotKnown("it draws random numbers")
-    # Who asks for a shape may do anything with it. Those of the graph's inputs are looked up anyway.
+    # A function that reads a shape may use it in any way. The shapes of the graph's inputs are looked up anyway.
     writer = _Writer({id(t) for t in run.tensors}, run.asks)
     given = [(f"args[{i}]", a) for i, a in enumerate(args)] + [(f"kwargs[{k!r}]", v) for k, v in kwargs.items()]
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
-    if len(kwargs) > 1:  # the function may ask for their order
+    if len(kwargs) > 1:  # the function may depend on their order
         writer.line(f"if tuple(kwargs) != {tuple(kwargs)!r}: return None")
     writer.default_dtype()
     objects: dict[str, Any] = {}
@@ -74,10 +74,10 @@ class _Writer:
 
     Args:
         inputs: ids of the tensors that the graph reads.
-        asks: whether the function asked for the shape of a tensor, or whether it requires a gradient.
+        asks: True if the function read the shape or the requires_grad of a tensor.
 
     Attributes:
-        arguments: the names of tensor arguments, each tensor's once.
+        arguments: the names of tensor arguments, one for each tensor.
     """
 
     def __init__(self, inputs: set[int], asks: bool) -> None:
@@ -100,7 +100,7 @@ class _Writer:
         self.lines.append(text)
 
     def of_signature(self, condition: str) -> None:
-        """A condition that every signature implies under which the plan was used before: asked of new ones alone."""
+        """Adds a condition that every known signature of the plan implies: it is checked for new ones only."""
         self.signature.append(f"if {condition}: return None")
 
     def constant(self, value: Any) -> str:
@@ -115,7 +115,7 @@ class _Writer:
         return name
 
     def argument(self, name: str, tensor: torch.Tensor) -> None:
-        """A tensor argument: a plain one of the same dtype and device, and of no dimension or not as before."""
+        """Checks a tensor argument: a plain tensor of the same dtype and device, 0-d or not as before."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise OddArgument(f"an argument is a {type(tensor).__name__}")
         if not tensor.dim() and tensor.__dict__:
@@ -130,10 +130,10 @@ class _Writer:
             self.of_signature(f"{'' if tensor.dim() else 'not '}not {name}.shape")
 
     def tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """That a tensor is what it was, as far as the trace depends on it.
+        """Checks that a tensor is unchanged, as far as the trace depends on it.
 
-        One that was given twice has one source, which is right for calls that give it twice again, and for no others.
-        So have two that were given: the function may ask whether they are one.
+        A tensor that was passed twice has one source, which is right only for calls that pass it twice again. Likewise,
+        two tensors must stay two: the function may test whether they are the same.
         """
         source = self.sources.setdefault(id(tensor), name)
         self._named.add(id(tensor))
@@ -150,12 +150,12 @@ class _Writer:
                 self.of_signature(f"{name}.shape != {self.constant(tensor.shape)}")
 
     def default_dtype(self) -> None:
-        """That torch's default dtype is what it was."""
+        """Checks that torch's default dtype is unchanged."""
         self.names["default"] = torch.get_default_dtype
         self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
 
     def same(self, text: str, value: Any) -> None:
-        """That a value is the same object, or an equal number, word ..."""
+        """Checks that a value is the same object, or an equal number, string etc."""
         known = self.constant(value)
         if isinstance(value, (bool, type(None))):
             self.line(f"if {text} is not {known}: return None")
@@ -163,7 +163,7 @@ class _Writer:
             self.line(f"if {text} is not {known} and not same({text}, {known}): return None")
 
     def environment(self, fn: Callable[..., Any], objects: dict[str, Any]) -> None:
-        """That globals, cells and attributes are what they were; the tensors among them become sources."""
+        """Checks that globals, cells and attributes are unchanged; the tensors among them become sources."""
         reads = reads_of(fn, objects)
         for place in reads.conditions:
             self.line(f"if not ({self._text(place)}): return None")
@@ -192,16 +192,16 @@ class _Writer:
         return place.text
 
     def eager(self, calls: list[EagerCall], wanted: list[torch.Tensor], kept: list[torch.Tensor]) -> None:
-        """Repeats the calls on real tensors, and compares what Python branched on.
+        """Repeats the calls on real tensors, and compares the values on which Python branched.
 
-        Calls whose results nobody wants are repeated as well: they may fail.
+        Calls with unused results are repeated as well, because they may fail.
 
         Args:
-            wanted: what the graph reads.
-            kept: what the function returns as it is.
+            wanted: the tensors that the graph reads.
+            kept: the tensors that the function returns unchanged.
 
         Raises:
-            NotKnown: a call told Python a value otherwise, changed a tensor, or is a custom op.
+            NotKnown: a call returned a value to Python in another way, changed a tensor, or is a custom op.
         """
         made: dict[int, EagerCall] = {}
         makers: list[EagerCall] = []
@@ -243,7 +243,7 @@ class _Writer:
             self._late(late, [call for call in makers if id(call) in own])
 
     def _fold(self, call: EagerCall, kept: list[torch.Tensor]) -> None:
-        """Keeps the result of a call on numbers alone: a tensor of no dimension that nobody else gets."""
+        """Keeps the result of a call on numbers alone, if it is a 0-d tensor that the function does not return."""
         made = call.result
         if (
             isinstance(made, torch.Tensor)
@@ -263,7 +263,7 @@ class _Writer:
         """The calls, by id, that make these tensors.
 
         Raises:
-            NotKnown: nobody knows where one is from.
+            NotKnown: the origin of a tensor is unknown.
         """
         needed: dict[int, EagerCall] = {}
         waiting = tensors_in(wanted)
@@ -288,17 +288,17 @@ class _Writer:
         for place, part in enumerate(_parts(call)):
             text = f"{name}[{place}]" if several else name
             source = self.sources.setdefault(id(part), text)
-            if source != text:  # it gave back what it was given
+            if source != text:  # the call returned a tensor that has a source already
                 self.line(f"if {text} is not {source}: return None")
             elif self._asks:
                 for what in ("shape", "dtype", "layout", "device", "requires_grad"):
                     self.line(f"if {text}.{what} != {self.constant(getattr(part, what))}: return None")
 
     def _late(self, late: list[EagerCall], own: list[EagerCall]) -> None:
-        """Compares values that lie on a device: at the end, all of them at once, and only where they may be others.
+        """Compares values on a device: at the end, all of them at once, and only if they may have changed.
 
         Args:
-            own: the calls that lead to them. Those that nothing else needs are repeated here alone.
+            own: the calls that compute them. Those that nothing else needs are repeated only here.
         """
         given = tensors_in([(call.args, *call.kwargs.values()) for call in (*late, *own)])
         sources = dict.fromkeys(self._source(tensor) for tensor in given if id(tensor) in self._named)
@@ -348,8 +348,8 @@ class _Writer:
         values = dict(self.names)
         self.names |= {"graphs": graphs, "ready": ready, "records": torch.is_grad_enabled, "Miss": Miss}
         self.names |= {"filled": filled, "structure": structure, **IS_PLAIN_VALUES}
-        compared = dict.fromkeys((*self._compared, *tensors))  # what a signature is of
-        for name, tensor in zip(tensors, run.tensors, strict=True):  # autocast, and what has no dimension, change it
+        compared = dict.fromkeys((*self._compared, *tensors))  # the tensors of a signature
+        for name, tensor in zip(tensors, run.tensors, strict=True):  # autocast and 0-d tensors change it
             self.of_signature(f"{name}.dtype is not {self.constant(tensor.dtype)}")
         shapes, given = (f"({''.join(f'{t}{part}, ' for t in tensors)})" for part in (".shape", ""))
         kept_text, compared_text = (f"({''.join(f'{name}, ' for name in names)})" for names in (kept, compared))
@@ -362,7 +362,7 @@ class _Writer:
         self.line("if run is None:")
         new = [*self.signature, f"return Miss(graphs.get({shapes}), {given}, {kept_text}, {compared_text})"]
         self.lines += [f"    {line}" for line in new]
-        # Whatever goes wrong on the way goes wrong again when the function runs, with the user's line in the message.
+        # An error in the plan occurs again when the function runs, then with the user's line in the message.
         body = "".join(f"        {line}\n" for line in self.lines)
         text = f"def plan(args, kwargs):\n    try:\n{body}    except Exception: return None\n"
         results = "results if type(results) is tuple else (results,)"
@@ -376,5 +376,5 @@ class _Writer:
 
 
 def _parts(call: EagerCall) -> list[Any]:
-    """What a call gave: one value, or several."""
+    """The results of a call: one value, or several."""
     return list(call.result) if isinstance(call.result, (tuple, list)) else [call.result]

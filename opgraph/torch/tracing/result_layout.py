@@ -1,8 +1,8 @@
-"""How torch would lay the results of a traced function in memory: its own calls, made again on small tensors.
+"""The memory layout that torch would give the results of a traced function: repeats its calls on small tensors.
 
-torch orders the axes of a result by all operands of a call at once. A call is often several ops of a graph, which one
-after the other would say something else: the condition of a Select comes first, where torch's call has none. The calls
-are made on the CPU: on the meta device many are made of smaller ones, too (torch._refs).
+torch orders the axes of a result by all operands of a call at once. A call often becomes several ops of a graph, which
+one after the other would give another order: the condition of a Select comes first, but torch's call has none. The
+calls are made on the CPU, because the meta device splits many of them into smaller ones, too (torch._refs).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from opgraph.torch.tracing.session import Session, TorchCall
 
 
 class Layout:
-    """The calls of one way through a function that its results depend on.
+    """The calls of one path through a function that its results depend on.
 
     Args:
-        calls: in order.
-        inputs, outputs: the values that are given and wanted.
+        calls: all calls, in order.
+        inputs, outputs: the values that are given and requested.
     """
 
     __slots__ = ("_calls", "_inputs", "_outputs")
@@ -42,7 +42,7 @@ class Layout:
         Args:
             tensors: one for each input; their data are not read.
 
-        Returns: None where a call cannot be made so.
+        Returns: None if a call cannot be repeated like this.
         """
         values: dict[Any, torch.Tensor] = dict(zip(self._inputs, map(_small, tensors), strict=True))
         try:
@@ -50,15 +50,16 @@ class Layout:
                 for call in self._calls:
                     args, kwargs = tree_map_only(Ref, values.__getitem__, (call.args, call.kwargs))
                     made = call.func(*args, **kwargs)
-                    # What torch spreads out without a copy has memory of its own here. Integers are divided by no 0.
+                    # A tensor that torch expands without a copy has its own memory here. Ones avoid integer division
+                    # by 0.
                     values[call.result] = torch.ones_like(made)
-        except Exception:  # a call for another device, or of what is no torch function
+        except Exception:  # a call for another device, or of a function outside torch
             return None
         return [_order(values[ref]) for ref in self._outputs]
 
 
 def _small(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of ones, two along each axis that has more, with axes in the same order."""
+    """A tensor of ones with axes in the same order, of size 2 instead of every size but 1."""
     sizes = [1 if size == 1 else 2 for size in tensor.shape]
     strides, step = [0] * len(sizes), 1
     for axis in sorted(range(len(sizes)), key=lambda i: (tensor.stride(i), sizes[i])):
@@ -76,7 +77,7 @@ def _order(tensor: torch.Tensor) -> tuple[int, ...]:
 def torch_call(
     session: Session, result: Ref, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TorchCall:
-    """A call as the tree keeps it."""
+    """A call in the form that the tree stores."""
 
     def named(tensor: torch.Tensor) -> Ref:
         return tensor.ref if isinstance(tensor, Proxy) else session.capture(tensor)

@@ -1,8 +1,8 @@
-"""One run of a function on proxies: which calls it makes, compared with those of earlier runs as they happen.
+"""One run of a function on proxies. Its calls are compared with those of earlier runs as they happen.
 
 The calls of all runs of a function form a tree: a node is one call, its children the calls that came next. A run walks
-down the tree; where it does what an earlier run did, nothing is computed but the key of each call (a few microseconds
-per call). Where it does something new, the call is translated once into ops, which the new node keeps.
+down the tree. While it repeats an earlier run, only the key of each call is computed (a few microseconds per call). A
+new call is translated into ops once, and the new node stores these.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TRUE, _FALSE = Ref(-1), Ref(-2)
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A scalar constant among the operands of a Step; dtype None: that of what it meets."""
+    """A scalar constant among the operands of a Step; dtype None: that of the other operands."""
 
     value: float
     dtype: str | None = None
@@ -37,7 +37,7 @@ class Step:
 
     Attributes:
         operands: refs of values and numbers.
-        dtype: of the result.
+        dtype: the dtype of the result.
         label: the line of the user's code.
     """
 
@@ -59,7 +59,7 @@ class TorchCall:
     kwargs: dict[str, Any]
 
 
-#: What a call does on every run: makes a value, changes its first argument's, gives that back, runs on real tensors.
+#: Actions of a call: makes a value, changes its first argument's value, returns that argument, runs on real tensors.
 MAKES, CHANGES, GIVES_BACK, RUNS = range(4)
 
 
@@ -69,14 +69,14 @@ class Node:
     Attributes:
         after: the calls that came next, by key.
         action: MAKES, CHANGES, GIVES_BACK or RUNS.
-        ref, dtype: of the value made.
-        alone: whether it follows from the call's first argument alone: of others only the dtype counts.
-        detached: whether no gradient goes through it.
-        shares: whether it has the memory of the call's first argument.
-        refs: how many refs there are after the call.
-        steps: the ops that it means.
-        call: torch's call, of one that means ops.
-        leaf: what the run was, at the node for the function's result.
+        ref, dtype: those of the new value.
+        alone: True if the value depends on the call's first argument alone: of others only the dtype counts.
+        detached: True if no gradient goes through the value.
+        shares: True if the value has the memory of the call's first argument.
+        refs: the number of refs after the call.
+        steps: the ops of the call.
+        call: torch's call, if it makes a value.
+        leaf: the Leaf of the run, at the node for the function's result.
     """
 
     __slots__ = (
@@ -96,11 +96,11 @@ class Node:
         self.leaf: Any = None
 
     def path(self) -> list[Step]:
-        """The steps of all calls that lead here, in order."""
+        """The steps of all calls up to this node, in order."""
         return [step for node in self._nodes() for step in node.steps]
 
     def calls(self) -> list[TorchCall]:
-        """Those calls that make values, in order."""
+        """The calls up to this node that make values, in order."""
         return [node.call for node in self._nodes() if node.call is not None]
 
     def _nodes(self) -> list[Node]:
@@ -114,7 +114,7 @@ class Node:
 
 @dataclass(slots=True)
 class Input:
-    """A real tensor that the run reads: an argument, a view of one, or what the function brought along."""
+    """A real tensor that the run reads: an argument, a view of one, or a captured tensor."""
 
     ref: Ref
     tensor: torch.Tensor
@@ -127,14 +127,14 @@ class Session:
 
     Args:
         root: the tree's root for arguments of these dtypes.
-        device: where the data are.
-        watch: told of what is done on real tensors.
-        as_eager: numbers are rounded where eager torch's kernels round them.
+        device: the device of the data.
+        watch: records the calls on real tensors.
+        as_eager: True if numbers are rounded where eager torch's kernels round them.
 
     Attributes:
         inputs: the real tensors that the run reads, arguments first.
-        arguments: what the function was called with, by name.
-        asks: whether the function asked for the shape of data, or whether they require a gradient.
+        arguments: the arguments of the function, by name.
+        asks: True if the function read the shape or the requires_grad of data.
     """
 
     def __init__(self, root: Node, device: torch.device, watch: Watch | None = None, *, as_eager: bool = False) -> None:
@@ -152,12 +152,12 @@ class Session:
         self.with_gradients = torch.is_grad_enabled()
 
     def asked(self) -> None:
-        """Somebody asks about data: the function, unless opgraph is translating a call of it."""
+        """Notes that the function queried data, unless opgraph does it while it translates a call."""
         if self.watch is not None and not self.watch.paused:
             self.asks = True
 
     def new_ref(self) -> Ref:
-        """The next name of a value."""
+        """The ref of the next value."""
         if self.count == len(_REFS):
             _REFS.append(Ref(self.count))
         self.count += 1
@@ -176,7 +176,7 @@ class Session:
         return proxy(self, ref, tensor.dtype, tensor, ())
 
     def capture(self, tensor: torch.Tensor) -> Ref:
-        """The name of a real tensor that meets a proxy."""
+        """The ref of a real tensor that is an operand next to a proxy."""
         ref = self.captured.get(id(tensor))
         if ref is None:
             ref = self.captured[id(tensor)] = self.new_ref()
@@ -184,7 +184,7 @@ class Session:
         return ref
 
     def keep_values(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Before real tensors are written to: what was computed from them reads a copy when the graph runs."""
+        """Copies inputs before they are written to: values computed from them read the copy when the graph runs."""
         written = set(map(memory_key, tensors))
         for entry in self.inputs[:]:
             tensor = entry.tensor
@@ -200,14 +200,14 @@ class Session:
             self.node = self.node.after.setdefault(("written", self.count), Node(self.node, self.count))
 
     def forget(self, count: int) -> None:
-        """Takes back the names that a call's key gave, of a call that is no node."""
+        """Removes the refs that the key of a call added, if the call becomes no node."""
         for known in [k for k, ref in self.captured.items() if ref.index >= count]:
             del self.captured[known]
         self.inputs = [i for i in self.inputs if i.ref.index < count]
         self.count = count
 
     def call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One torch function on arguments among which there are proxies."""
+        """Handles a torch function whose arguments include proxies."""
         if self.watch is not None and not self.watch.paused:
             with self.watch.pause():
                 return self.call(func, args, kwargs)
@@ -223,13 +223,13 @@ class Session:
         if node is None:
             if self.finished:
                 raise trace_errors.leaked()
-            from opgraph.torch.tracing.call_recording import record  # which builds on this module
+            from opgraph.torch.tracing.call_recording import record  # imports this module
 
             return record(self, key, before, func, args, kwargs)
         return self.replay(node, func, args, kwargs)
 
     def replay(self, node: Node, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Does what a node of the tree says, and goes there."""
+        """Performs the action of a node, and makes it the current node."""
         self.node = node
         action = node.action
         if action == MAKES:
@@ -242,7 +242,7 @@ class Session:
             return made
         if action == RUNS:
             result = self.run(func, args, kwargs)
-            self.node = node.after.setdefault(("gives", self.count), Node(node, self.count))  # how many views there are
+            self.node = node.after.setdefault(("gives", self.count), Node(node, self.count))  # by the number of views
             return result
         if action == CHANGES:
             self.count = node.refs
@@ -252,8 +252,8 @@ class Session:
         return args[0]
 
     def check_kept_shape(self, target: Proxy, others: tuple[Any, ...]) -> None:
-        """Raises RuntimeError where in-place arithmetic with others would give a value another shape."""
-        own = target.shape  # kept from here on: what follows from the others may follow from the target, too
+        """Raises RuntimeError if in-place arithmetic with others would change the shape of a value."""
+        own = target.shape  # cached from here on: the others may have been computed from the target
         known = {id(tensor) for tensor in target.sources()}
         new = [t.shape for t in sources_of(others) if t.dim() and id(t) not in known]
         if not new:
@@ -267,11 +267,11 @@ class Session:
             )
 
     def run(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A view (or the like) of arguments, on the tensors themselves; its results are arguments again."""
+        """Runs a view (or the like) of arguments on the real tensors; its results are arguments again."""
         return self._wrapped(self.eager(func, self.real(args), self.real(kwargs)))
 
     def eager(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call on real tensors, on behalf of the function."""
+        """Makes a call on real tensors, on behalf of the function."""
         result = func(*args, **kwargs)
         if self.watch is not None:
             self.watch.note(func, args, kwargs, result)
@@ -322,7 +322,7 @@ class Session:
 
 
 def memory_key(tensor: torch.Tensor) -> tuple[str, int]:
-    """What equal memory of tensors is known by: its address, or the tensor that has none (a batch of torch.func)."""
+    """The key of a tensor's memory: its address, or the id of a tensor without one (a batch of torch.func)."""
     try:
         return "address", tensor.untyped_storage().data_ptr() or id(tensor)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What a function does in torch besides computing on data: the calls on real tensors, in order."""
+"""Records a function's torch calls besides those on data: the calls on real tensors, in order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from opgraph.runtime.providers.torch_internals import OpOverload, OpOverloadPacket, tensors_in
 from opgraph.torch.tracing.proxy import QUESTIONS, Proxy, proxies
 
-#: Without an underscore, and yet they write into arguments: running statistics, observers, attributes.
+#: Functions without a trailing underscore that write into arguments: running statistics, observers, attributes.
 WRITERS = frozenset(
     (
         "batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats",
@@ -24,14 +24,14 @@ WRITERS = frozenset(
         "__setitem__", "__setstate__",
     )
 )  # fmt: skip
-#: They begin as in-place arithmetic does, and read.
+#: Functions whose names begin like in-place operators, but that only read.
 _READERS = frozenset(("__invert__", "__index__", "__int__", "__iter__"))
 
 
 def writes(func: Callable[..., Any]) -> bool:
-    """Whether a torch function writes into a tensor whatever else it is given.
+    """True if a torch function writes into a tensor for all arguments.
 
-    A function of `torch.ops` is asked for its schema; any overload counts. Of the others torch says it in the name.
+    For a function of `torch.ops` its schema decides; one mutable overload is enough. For others the name decides.
     """
     if hasattr(func, "overloads"):  # torch.ops.library.name
         return any(getattr(func, overload)._schema.is_mutable for overload in func.overloads())
@@ -49,27 +49,27 @@ _DRAWING = (
     "gumbel", "lobpcg", "lowrank", "multinomial", "normal", "poisson", "rand", "rrelu", "scaled_dot_product",
     "standard_gamma", "uniform",
 )  # fmt: skip
-#: Names with such parts, of functions that draw none.
+#: Names with such parts whose functions draw none.
 _NOT_DRAWING = frozenset(
     ("__rand__", "native_dropout_backward", "normalize", "poisson_nll_loss", "rrelu_with_noise_backward")
 )  # fmt: skip
 
 
 def draws(name: str) -> bool:
-    """Whether a torch function or method of this name draws random numbers, by some of its arguments at least."""
+    """True if a torch function or method of this name draws random numbers, at least for some arguments."""
     return name not in _NOT_DRAWING and any(part in name for part in _DRAWING)
 
 
 def told_to_write(kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call is told to write by an argument: `out=`, `inplace=True`, `max_norm=` of an embedding.
+    """True if an argument makes a call write: `out=`, `inplace=True`, `max_norm=` of an embedding.
 
-    torch.nn.functional hands its arguments on by name, however the user gave them.
+    torch.nn.functional passes its arguments on by name, even if the user passed them by position.
     """
     return bool(kwargs.get("inplace")) or kwargs.get("out") is not None or kwargs.get("max_norm") is not None
 
 
 def function_name(func: Callable[..., Any]) -> str:
-    """How messages call a torch function; the attribute's name for a getter, "" where it has none."""
+    """The name of a torch function in messages; for a getter, the attribute's name; "" if it has none."""
     name = getattr(func, "__name__", "")
     return getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
 
@@ -90,26 +90,26 @@ class EagerCall:
 
     @property
     def is_question(self) -> bool:
-        """Whether it asks for what is known of a tensor without its data."""
+        """True if it queries what is known of a tensor without its data."""
         return self.name in QUESTIONS
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is an op of another library than torch, which may do something else each time."""
+        """True if it is an op of another library than torch, which may do something else each time."""
         is_op = isinstance(self.func, (OpOverload, OpOverloadPacket))
         return is_op and str(self.func).split(".")[0] not in ("aten", "prims")
 
     @property
     def changes(self) -> bool:
-        """Whether it changes a tensor."""
+        """True if it changes a tensor."""
         return writes(self.func) or told_to_write(self.kwargs)
 
 
-#: They take any data: of a traced tensor, which they ask for nothing, they would make one without data.
+#: They accept any data. They do not dispatch on a traced tensor, and would convert it to a tensor without data.
 _CONVERSIONS = (torch.as_tensor, torch.asarray, torch.tensor)
-with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():  # torch says that it has changed
+with warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():  # torch warns about a change
     warnings.simplefilter("ignore")
-    #: Whether `asarray` takes the gradient along where it is not told.
+    #: True if `asarray` keeps the gradient by default.
     _ASARRAY_HAS_GRADIENT = torch.asarray(torch.empty(0, requires_grad=True)).requires_grad
 
 
@@ -124,7 +124,7 @@ def _converted(
     requires_grad: bool | None = None,
     pin_memory: bool = False,
 ) -> Any:
-    """What a conversion makes of a traced tensor."""
+    """The result of a conversion of a traced tensor."""
     if requires_grad or pin_memory:
         given = {"requires_grad": requires_grad} if requires_grad else {"pin_memory": pin_memory}
         return data.session.call(func, (data,), given)  # which refuses it
@@ -144,11 +144,11 @@ def _generator_states() -> list[bytes] | None:
         if cuda.is_current_stream_capturing():
             return None
         states += cuda.get_rng_state_all()
-    return [ctypes.string_at(s.data_ptr(), s.nbytes) for s in states]  # in a mode, ops may not take real tensors
+    return [ctypes.string_at(s.data_ptr(), s.nbytes) for s in states]  # in a mode, ops may not accept real tensors
 
 
 class Watch(TorchFunctionMode):
-    """Notes the calls on real tensors while it is entered.
+    """Records the calls on real tensors while it is entered.
 
     Attributes:
         before_write: called with the arguments of a call that writes into a real tensor, before it does.
@@ -162,14 +162,14 @@ class Watch(TorchFunctionMode):
         self._before = _generator_states()
 
     def has_drawn(self) -> bool:
-        """Whether random numbers were drawn since this was made, or may have been."""
+        """True if random numbers were drawn, or may have been drawn, since this was made."""
         after = _generator_states()
         return after is None or after != self._before
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """One call of torch."""
+        """Handles one call of torch."""
         given = kwargs or {}
         if func in _CONVERSIONS and args and isinstance(args[0], Proxy):
             return _converted(func, *args, **given)
@@ -185,7 +185,7 @@ class Watch(TorchFunctionMode):
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Notes nothing: what opgraph itself asks torch is not the function's doing."""
+        """Pauses recording: calls that opgraph itself makes are not the function's."""
         self.paused = True
         try:
             yield
@@ -193,5 +193,5 @@ class Watch(TorchFunctionMode):
             self.paused = False
 
     def note(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """A call that a session made on its arguments."""
+        """Records a call that a session made on its arguments."""
         self.calls.append(EagerCall(func, args, kwargs, result))

@@ -1,13 +1,13 @@
-"""Tracing: a Python function of torch ops as og.Graphs, one for each way through the function.
+"""Tracing: converts a Python function of torch ops to og.Graphs, one for each path through the function.
 
-`Tracer(fn)(args, kwargs)` runs the function once, on proxies instead of data tensors, and gives back a `Run`: the
-graph of what was done to data, the tensors that the graph reads, in the order of its inputs, and how the function's
-result is made of the graph's. Whatever does not meet data runs in torch as it stands: arithmetic of parameters of no
-dimension, Python branches on them, views of arguments; autograd sees it.
+`Tracer(fn)(args, kwargs)` runs the function once, on proxies instead of data tensors, and returns a `Run`: the graph
+of the operations on data, the tensors that the graph reads, in the order of its inputs, and the structure of the
+function's result, with the graph's results in it. Operations that do not involve data run in torch unchanged:
+arithmetic of 0-d parameters, Python branches on them, views of arguments. Autograd records them.
 
-What counts as data: tensor arguments of one dimension or more (in lists, tuples and dicts too). Tensors of no
-dimension stay real, as arguments too. Parameters, buffers and other tensors that meet data are captured: they become
-inputs of the graph, in the order in which they are first used.
+Data are tensor arguments of one dimension or more (in lists, tuples and dicts too). 0-d tensors stay real, as
+arguments too. Parameters, buffers and other tensors that are used together with data are captured: they become inputs
+of the graph, in the order in which they are first used.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from opgraph.torch.tracing.result_layout import Layout
 from opgraph.torch.tracing.session import Input, Node, Session, Step
 from opgraph.torch.tracing.tensor_calls import Watch
 
-#: Shapes remembered for one way through a function.
+#: The number of shapes that are stored for one path through a function.
 MOST_SHAPES = 256
 
 
 @dataclass(slots=True, eq=False)
 class Traced:
-    """One way through a function, for one pattern of shapes.
+    """One path through a function, for one pattern of shapes.
 
     Attributes:
         graph: finalized; its inputs are the tensors of a Run, its outputs the results that are computed.
         inputs: the names of its inputs: an argument's, an attribute's, or "captured_<n>".
         outputs: the function's result with Output and Kept in place of tensors: an Output, a Kept, or tuples, lists
-            and dicts of such.
-        layout: where torch would lay the results of the graph.
-        op: what runs the graph; put here by `fuse`.
+            and dicts of these.
+        layout: the memory layout that torch would give the results of the graph.
+        op: the object that runs the graph; set by `fuse`.
     """
 
     graph: Graph
@@ -55,7 +55,7 @@ class Traced:
     op: Any = None
 
     def result(self, results: Sequence[torch.Tensor], kept: Sequence[Any]) -> Any:
-        """The function's result from those of the graph, in the order of its outputs, and a Run's `kept`."""
+        """The function's result, from those of the graph, in the order of its outputs, and a Run's `kept`."""
         return filled(self.outputs, results, kept)
 
 
@@ -64,11 +64,11 @@ class Run:
     """One call of a function.
 
     Attributes:
-        traced: None where no data were touched; the result is `kept[0]` then.
+        traced: None if no data were used; the result is then `kept[0]`.
         tensors: the inputs of the graph, in order.
-        kept: what the function returned as it was.
-        leaf: where the graphs for other shapes are.
-        asks: whether the function asked for the shape of a tensor, or whether one requires a gradient.
+        kept: the objects that the function returned unchanged.
+        leaf: holds the graphs for other shapes.
+        asks: True if the function read the shape or the requires_grad of a tensor.
     """
 
     traced: Traced | None
@@ -80,13 +80,13 @@ class Run:
 
 @dataclass(slots=True)
 class Leaf:
-    """The end of one way through the function.
+    """The end of one path through the function.
 
     Attributes:
         structure, outputs: the function's result, and the values in it with their names.
         steps: the ops that the outputs depend on.
-        layout: how torch lays these out.
-        reads: which of a run's inputs these read.
+        layout: torch's memory layout of the outputs.
+        reads: the indices of the run's inputs that the steps read.
         by_shapes: the graphs, by the shapes of their tensors; by_pattern: fewer, by the pattern of shapes.
     """
 
@@ -104,9 +104,9 @@ class Tracer:
 
     Args:
         fn: a function of torch ops, or any callable.
-        names: of its positional parameters, for the graph's inputs.
-        as_eager: a number that meets f16 or bf16 is rounded where eager torch's kernels round it, for graphs that run
-            with rounding="each"; else it is an f32.
+        names: the names of its positional parameters, for the graph's inputs.
+        as_eager: for graphs that run with rounding="each": a number next to an f16 or bf16 operand is rounded where
+            eager torch's kernels round it. Otherwise it is an f32.
 
     Each call runs `fn`; only calls that do something new build a graph.
     """
@@ -119,11 +119,11 @@ class Tracer:
         self._roots: dict[Any, Node] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None = None) -> Run:
-        """Runs the function, noting in `watch` what it does on real tensors.
+        """Runs the function, and records its calls on real tensors in `watch`.
 
         Raises:
             OpGraphError: it does something that cannot be fused; the message names the line.
-            Exception: whatever the function raises itself.
+            Exception: any exception of the function itself.
         """
         if self._compares:
             raise trace_errors.compares_classes(self.fn)
@@ -204,7 +204,7 @@ class Tracer:
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A captured tensor of no dimension may be in host memory."""
+    """The tensor on the device: a captured 0-d tensor may be in host memory."""
     return tensor if tensor.device == device else tensor.to(device)
 
 
@@ -232,10 +232,10 @@ def trace(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
 
     Args:
         fn: a function of torch ops.
-        args, kwargs: what to call it with; only dtypes and shapes of data count.
+        args, kwargs: its arguments; only dtypes and shapes of data count.
 
-    Returns: its graph. Sizes are symbols in it, so that it serves all tensors of the same pattern: the same ranks,
-        the same axes of size 1, the same axes equal.
+    Returns: its graph. Sizes are symbols in it, so that it is valid for all tensors of the same pattern: the same
+        ranks, the same axes of size 1, the same axes equal.
 
     Raises:
         InvalidArguments: the result does not depend on data.
@@ -255,7 +255,7 @@ def tensor_names(fn: Callable[..., Any], arguments: dict[str, Any]) -> dict[int,
     """id of a tensor -> its name, for the tensors in reach of a function.
 
     Args:
-        arguments: by name: tensors, modules and anything else.
+        arguments: its arguments by name: tensors, modules and anything else.
     """
     found: dict[int, str] = {}
     for name, value in _in_reach(fn, arguments):
@@ -271,7 +271,7 @@ def tensor_names(fn: Callable[..., Any], arguments: dict[str, Any]) -> dict[int,
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of a callable's positional parameters, as far as it tells."""
+    """The names of a callable's positional parameters; none if it has no Python code."""
     fn = _written(fn)
     code = getattr(fn, "__code__", None)
     if code is None:
@@ -281,7 +281,7 @@ def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _written(fn: Callable[..., Any]) -> Any:
-    """The function as it was written, under decorators; of a module, its forward."""
+    """The original function under decorators; for a module, its forward."""
     return getattr(fn, "__wrapped__", fn.forward if isinstance(fn, torch.nn.Module) else fn)
 
 
@@ -303,20 +303,20 @@ def _in_reach(fn: Callable[..., Any], arguments: dict[str, Any]) -> Iterator[tup
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """In a result: the output of the graph with this index."""
+    """Stands in a result for the output of the graph with this index."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """In a result: something that the function returned as it was, the `index`-th such thing of a run."""
+    """Stands in a result for the `index`-th object that the function returned unchanged in a run."""
 
     index: int
 
 
 def structure_of(session: Session, result: Any, outputs: dict[Ref, int], kept: list[Any]) -> Any:
-    """A function's result with Output and Kept in place of what is in it; fills `outputs` and `kept`.
+    """A function's result with its leaves replaced by Output and Kept; fills `outputs` and `kept`.
 
     Raises:
         InvalidArguments: traced values in something that is no tuple, list or dict.
@@ -350,7 +350,7 @@ def _refuse_inside(result: Any) -> None:
 
 
 def hashable(structure: Any) -> Any:
-    """A structure as a key."""
+    """Converts a structure to a hashable key."""
     if isinstance(structure, dict):
         return (dict, *[(k, hashable(v)) for k, v in structure.items()])
     if isinstance(structure, (list, tuple)):
@@ -359,7 +359,7 @@ def hashable(structure: Any) -> Any:
 
 
 def filled(structure: Any, results: Sequence[Any], kept: Sequence[Any]) -> Any:
-    """The result that a structure stands for."""
+    """Builds the result from its structure."""
     if type(structure) is Output:
         return results[structure.index]
     if type(structure) is Kept:

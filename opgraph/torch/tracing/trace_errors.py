@@ -1,4 +1,4 @@
-"""What a traced function must not do, said with the line of the user's code that does it."""
+"""Errors for operations that a traced function must not do, with the line of the user's code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from opgraph.errors import InvalidArguments, Unimplemented
 from opgraph.runtime.providers.torch_internals import is_forward_mode
 from opgraph.torch.autograd_function_hooks import RUN
 
-#: torch's own files, ours, and Python's through which both call.
+#: Files of torch, of opgraph, and of the Python modules through which both call.
 LIBRARY = (
     os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[2]) + os.sep, "<frozen",
     contextlib.__file__, functools.__file__,
 )  # fmt: skip
 _GENERATED = (*LIBRARY, "<string>")
-#: The fix for most of what follows.
+#: The fix for most errors below.
 OUTSIDE = "call it outside of the fused function, before or after"
 
 
@@ -46,12 +46,12 @@ def users_level() -> int:
 
 
 def label() -> str:
-    """The same, short, as the name of an op: "file.py:12"."""
+    """`place` in short form, as the name of an op: "file.py:12"."""
     return os.path.basename(place().split(" in ")[0])
 
 
 def branch_on_data(what: str) -> InvalidArguments:
-    """Python asked for the value of data."""
+    """The error for Python code that reads the value of data."""
     return InvalidArguments(
         f"a fused function cannot read the values of its data: {what} needs them",
         where=place(),
@@ -60,7 +60,7 @@ def branch_on_data(what: str) -> InvalidArguments:
 
 
 def sequence(kind: str) -> InvalidArguments:
-    """Data and a sequence of Python are operands of one operator."""
+    """The error for an operator between data and a Python sequence."""
     return InvalidArguments(
         f"data of a fused function meet a {kind}",
         where=place(),
@@ -69,7 +69,7 @@ def sequence(kind: str) -> InvalidArguments:
 
 
 def writes(what: str, target: str) -> InvalidArguments:
-    """In-place arithmetic on something that is not the function's own."""
+    """The error for in-place arithmetic on something that is not the function's own."""
     return InvalidArguments(
         f"{what} writes into {target}",
         where=place(),
@@ -78,21 +78,21 @@ def writes(what: str, target: str) -> InvalidArguments:
 
 
 def unknown(name: str, why: str, fix: str) -> Unimplemented:
-    """A torch function that cannot be part of a fused function."""
+    """The error for a torch function that cannot be part of a fused function."""
     return Unimplemented(f"torch's {name} cannot be fused: {why}", where=place(), fix=fix)
 
 
 def view(name: str) -> Unimplemented:
-    """A view of a value that has no memory."""
+    """The error for a view of a value that has no memory."""
     return unknown(
         name, "it is applied to a computed value", "apply it to the arguments, before any arithmetic, or outside"
     )
 
 
 def wrong_dtype(name: str, dtype: object) -> Unimplemented:
-    """A function of a dtype that opgraph does not compute it in.
+    """The error for a function of a dtype in which opgraph does not compute it.
 
-    It is no TypeError: torch's operators make NotImplemented of every TypeError.
+    It is no TypeError, because torch's operators convert every TypeError to NotImplemented.
     """
     return Unimplemented(
         f"{name} of {str(dtype).removeprefix('torch.')} cannot be fused", where=place(), fix="cast its operands first"
@@ -100,12 +100,12 @@ def wrong_dtype(name: str, dtype: object) -> Unimplemented:
 
 
 def random(name: str) -> Unimplemented:
-    """A function whose result nobody can repeat."""
+    """The error for a function that draws random numbers, whose result is not reproducible."""
     return unknown(name, "it draws random numbers", OUTSIDE)
 
 
 def meets_array() -> InvalidArguments:
-    """Data meet a NumPy array."""
+    """The error for data and a NumPy array as operands of one call."""
     return InvalidArguments(
         "data of a fused function meet a NumPy array",
         where=place(),
@@ -114,10 +114,10 @@ def meets_array() -> InvalidArguments:
 
 
 def check_grad_mode(name: str, with_gradients: bool) -> None:
-    """Refuses a call in another grad mode than the function's, unless it is one under no_grad.
+    """Rejects a call in another grad mode than the function's, except under no_grad.
 
     Raises:
-        Unimplemented: it stands in the forward of an autograd.Function, under enable_grad, or under no_grad in
+        Unimplemented: the call is in the forward of an autograd.Function, under enable_grad, or under no_grad in
             forward-mode differentiation, which no_grad does not stop.
     """
     frame: FrameType | None = sys._getframe(1)
@@ -138,7 +138,7 @@ def check_grad_mode(name: str, with_gradients: bool) -> None:
 
 
 def compares_classes(fn: Callable[..., Any]) -> Unimplemented:
-    """A function that asks whether `type(x) is torch.Tensor`."""
+    """The error for a function that tests `type(x) is torch.Tensor`."""
     return Unimplemented(
         "a fused function cannot compare the class of a tensor: type(x)",
         where=getattr(fn, "__qualname__", repr(fn)),
@@ -147,7 +147,7 @@ def compares_classes(fn: Callable[..., Any]) -> Unimplemented:
 
 
 def leaked() -> InvalidArguments:
-    """A value of one run was used in another."""
+    """The error for a value of one run that is used in another."""
     return InvalidArguments(
         "a value of an earlier call of a fused function is used in this one",
         where=place(),
