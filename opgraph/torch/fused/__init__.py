@@ -1,1 +1,1 @@
-"""FusedOp: a graph as one differentiable torch op, under autograd and everything around it."""
+"""FusedOp: a graph as one differentiable torch op, under autograd and torch's other modes and transforms."""

@@ -1,7 +1,7 @@
 """The autograd nodes of fused calls. A backward pass is a fused call again, so that it can be differentiated too.
 
-Calls under plain autograd have a class of node for each signature, generated like the call itself (`recorder`): shapes,
-places and the backward pass are known there. `Fused` serves every other call (library.py).
+Calls under plain autograd have one node class for each signature, generated like the call itself (`recorder`): shapes,
+places and the backward pass are fixed in it. `Fused` serves all other calls (library.py).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Trained:
     """A forward call that needs gradients, ready to run.
 
     Attributes:
-        training: what is kept, and the backward pass.
-        run: makes the results of `training.forward`.
-        count: how many of the results are the caller's.
-        written: which of the inputs the one result is, written over; None: none.
+        training: the tensors saved for backward, and the backward pass.
+        run: computes the results of `training.forward`.
+        count: the number of results for the caller.
+        written: the input that the only result overwrites; None if it overwrites none.
     """
 
     training: Training
@@ -53,15 +53,15 @@ class Trained:
         return (results,) if isinstance(results, torch.Tensor) else results[: self.count]
 
 
-class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
-    """A node that holds what `save_for_backward` got, shapes, and nothing else of the call's.
+class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch has no type for it
+    """A node that holds the tensors of `save_for_backward` and shapes, and nothing else of the call.
 
-    torch.func has its own way (library.py), so the class is what torch calls one level's.
+    torch.func is handled elsewhere (library.py), so this is what torch calls a single-level function.
     """
 
     @staticmethod
     def forward(ctx: Any, trained: Trained, *tensors: torch.Tensor) -> Any:
-        """Runs the call and keeps what the plan says."""
+        """Runs the call and saves the tensors that the plan lists."""
         training = trained.training
         results = trained.run(*tensors)
         if trained.written is not None:
@@ -84,7 +84,7 @@ class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """The gradients of the inputs; with `create_graph`, connected to what is kept and to the given ones."""
+        """The gradients of the inputs; with `create_graph`, connected to the saved tensors and the given gradients."""
         training = ctx.training
         wanted, _ = training.wanted(ctx)
         return None, *training.gradients(wanted, ctx.saved_tensors, ctx.shapes, grads)
@@ -96,13 +96,13 @@ class Fused(SingleLevelFunction):  # type: ignore[misc]  # torch tells no type
 
 
 def recorder(training: Training, statements: Statements, names: Sequence[str], tensors: Tensors) -> Run:
-    """What runs a forward call on tensors of a signature and records its node.
+    """Makes the function that runs a forward call on tensors of a signature and records its node.
 
     Args:
-        statements: those of `training.forward`; `names` are what the tensors are called in them.
+        statements: those of `training.forward`; `names` are the names of the tensors in them.
         tensors: an example.
 
-    Returns: a function of the tensors. It gives a tensor where there is one result, else the results of
+    Returns: a function of the tensors. It returns a tensor if there is one result, else the results of
         `training.forward`.
     """
     results = statements.results
@@ -125,8 +125,8 @@ def recorder(training: Training, statements: Statements, names: Sequence[str], t
 def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
     """The backward pass of the nodes of one signature."""
     ready: list[tuple[Check, Run]] = []
-    # Which gradients autograd.grad wants of leaves costs torch 15 us to tell, by raising (see Training.wanted). Where
-    # it turned out to want all of them, later passes compute all of them unasked.
+    # To find out which gradients of leaves autograd.grad needs takes 15 us, because torch raises (see Training.wanted).
+    # If a pass needed all of them, later passes compute all of them without the query.
     asks, may = training.asks, training.may
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -138,7 +138,8 @@ def _backward(training: Training, shapes: Sequence[Any]) -> Callable[..., Any]:
             wanted, raised = training.wanted(ctx)
             asks = not (raised and wanted == may)
         if wanted == may and not _records() and forward_ad._current_level < 0 and not dispatch_modes():
-            # None of these is a nested tensor: the results of the forward call are not, and torch compares.
+            # None of these is a nested tensor: the results of the forward call are not, and torch compares gradients
+            # with them.
             given = (*saved, *grads)
             for check, run in ready:
                 if check(*given):

@@ -1,4 +1,4 @@
-"""A graph as torch's own ops, one by one: for exporters and tracers that must see those, and for shapes."""
+"""Runs a graph as torch's own ops, one by one: for exporters and tracers that need those, and for shapes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from opgraph.runtime.providers.torch import torch_dtype
 
 
 def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> list[torch.Tensor]:
-    """The results of a graph, each op by the torch form in its record; differentiable by torch.
+    """The results of a graph, each op computed by the torch form in its record; differentiable by torch.
 
-    Each has memory of its own, as a kernel's results have: a tensor that was given, or another result, is copied.
+    Each result has memory of its own, like the results of a kernel: an input, or another result, is copied.
 
     Args:
         rounding: "store": f16 and bf16 values are rounded where a result is made, as in a kernel; "each": by every op.
@@ -28,7 +28,7 @@ def composite(graph: Graph, tensors: Sequence[torch.Tensor], rounding: str) -> l
     values = {t.id: given for t, given in zip(graph.inputs, tensors, strict=True)}
     for constant in graph.constants:
         data = opdef.array_of(constant)
-        # bf16 is not NumPy's own: it goes by way of f32, which holds it exactly.
+        # NumPy itself has no bf16: it is converted through f32, which holds it exactly.
         plain = data.astype("float32") if constant.dtype == "bf16" else data
         values[constant.id] = torch.tensor(plain, dtype=torch_dtype(constant.dtype), device=device)
     wide = {name: torch.float32 if rounding == "store" and _is_narrow(name) else torch_dtype(name) for name in _NAMES}

@@ -1,4 +1,4 @@
-"""Graphs as torch's autograd needs them: every result a tensor of its own, names that gradients can build on."""
+"""Graphs in the form for torch's autograd: each result is a separate tensor, and gradients can be named after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgraph.ops.conversion import STOP_GRADIENT
 
 
 def prepared(graph: Graph) -> Graph:
-    """The same function, where no result is an input or a constant, and `d_<output>` names no input."""
+    """An equivalent graph in which no result is an input or a constant, and no input has a name `d_<output>`."""
     graph.finalize()
     made = {t.id for op in graph.ops for t in op.outputs}
     names = [port_name(t) for t in graph.outputs]
@@ -29,7 +29,7 @@ def prepared(graph: Graph) -> Graph:
 
 
 def numbered(graph: Graph) -> Graph:
-    """The same function of inputs in0, in1, ... with results out0, out1, ..., from which names can be derived."""
+    """An equivalent graph with inputs in0, in1, ... and results out0, out1, ..., from which names can be derived."""
     graph = prepared(graph)
     changed = {t.id: t.with_(name=f"in{i}") for i, t in enumerate(graph.inputs)}
     changed.update((t.id, t.with_(name=f"out{i}")) for i, t in enumerate(graph.outputs))
@@ -37,7 +37,7 @@ def numbered(graph: Graph) -> Graph:
 
 
 def without_data(graph: Graph) -> tuple[Graph, list[np.ndarray]]:
-    """The same graph with inputs, after all others, in place of the constants that its text does not hold; these."""
+    """The graph with inputs, after all others, instead of the constants that its text does not hold; and these."""
     read = {t.id for op in graph.ops for t in op.inputs}
     large = [t for t in graph.constants if t.id in read and opdef.array_of(t).size > MAX_PRINTED_ELEMENTS]
     if not large:
@@ -55,7 +55,7 @@ def with_data(graph: Graph, arrays: Sequence[np.ndarray]) -> Graph:
 
 
 def _rebuilt(graph: Graph, changed: Mapping[int, LogicalTensor], taken: set[str]) -> Graph:
-    """The graph with some tensors replaced, and a copy for each result that no op made."""
+    """The graph with some tensors replaced, and a copy of each result that no op made."""
     made = {t.id for op in graph.ops for t in op.outputs}
     result = rebuilt(graph, changed=changed)
     outputs: list[LogicalTensor] = []
@@ -77,7 +77,7 @@ def _fresh(stem: str, taken: set[str]) -> str:
 
 
 def reached(graph: Graph, sources: Collection[int]) -> set[int]:
-    """Ids of the float values that depend on these values, by their data, by floats and nothing detached."""
+    """Ids of the float values whose data depend on these values, only through floats and nothing detached."""
     found = set(sources)
     for op in graph.ops:
         read = () if op.kind in (STOP_GRADIENT.kind, "End") else opdef.get(op.kind, where=op.label).read_inputs(op)

@@ -1,8 +1,8 @@
 """The same functions as ops of torch's dispatcher: under torch.compile, torch.export, torch.func and other modes.
 
-An op is named after how many tensors it takes and gives, `opgraph::fused_2_1`; which graph it runs is an argument, the
-graph's text, so that a traced program can be saved and run in another process once `opgraph.torch` is imported there
-(and, for more than 8 tensors in or 2 out, `overload` was called there).
+An op's name contains its numbers of inputs and outputs: `opgraph::fused_2_1`. The text of its graph is an argument, so
+that a traced program can be saved and run in another process after `opgraph.torch` is imported there (and, for more
+than 8 inputs or 2 outputs, `overload` was called there).
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from opgraph.torch.fused.op import FusedOp
 
 
-#: Of the arguments' meaning. An int also has DTensor tell apart what follows it, where it remembers shardings.
+#: The version of the arguments' meaning. An int also makes DTensor's cache of shardings distinguish the arguments
+#: after it.
 VERSION = 1
 
 _NAMESPACE = "opgraph"
 _open: Any = torch.library.Library  # untyped
 _LIBRARY: Any = _open(_NAMESPACE, "FRAGMENT")
-#: Tensors in and out of the ops that exist from the start; of more, an op is defined when it is first called.
+#: Numbers of inputs and outputs of the ops that exist from the start; other ops are defined when first called.
 _USUAL = ((i, o) for o in (1, 2) for i in range(1, 9))
 
 _dynamo = torch.compiler.is_dynamo_compiling
@@ -59,15 +60,15 @@ def op_of(graph: str, rounding: str) -> FusedOp:
     """The op of a graph's text.
 
     Raises:
-        ModelError: the text is none.
+        ModelError: the text is no graph.
     """
-    from opgraph.torch.fused.op import FusedOp  # which builds on this module
+    from opgraph.torch.fused.op import FusedOp  # imports this module
 
     return FusedOp(parse(graph), rounding=rounding)
 
 
 def overload(inputs: int, outputs: int) -> Any:
-    """torch's op for this many tensors in and out, defined when it is first asked for."""
+    """torch's op for these numbers of inputs and outputs, defined when it is first requested."""
     found = _defined.get((inputs, outputs))
     if found is None:
         with _lock:
@@ -79,14 +80,14 @@ def overload(inputs: int, outputs: int) -> Any:
 
 @dataclass(frozen=True)
 class Spelling:
-    """A graph as torch's dispatcher knows it.
+    """A graph in the form for torch's dispatcher.
 
     Attributes:
         overload: torch's op.
-        text: of the graph.
+        text: the text of the graph.
         rounding: as `opgraph.compile` takes it.
-        constants: what the text does not hold, given as tensors after all others.
-        placed: the constants on each device that a call was on.
+        constants: the constants that the text does not hold, passed as tensors after all others.
+        placed: the constants on each device that a call used.
     """
 
     overload: Any
@@ -96,22 +97,22 @@ class Spelling:
     placed: dict[torch.device, tuple[torch.Tensor, ...]] = field(compare=False)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """What the op gives for the tensors of a call: a tensor, or a tuple. torch.compile follows every line of it."""
+        """The op's results for the tensors of a call: a tensor, or a tuple. torch.compile traces every line of this."""
         constants = self.on(tensors[0].device) if self.constants else ()
         return self.overload(*tensors, *constants, VERSION, self.text, self.rounding)
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """The constants on a device, copied there once: a CUDA graph cannot be captured from a copy from the host."""
+        """The constants on a device, copied there once: a CUDA graph cannot capture a copy from the host."""
         found = self.placed.get(device)
         if found is None:
             found = tuple([c.to(device) for c in self.constants])
-            if _dynamo() or not (dispatch_modes() or transforms_active()):  # which give wrappers that end with them
+            if _dynamo() or not (dispatch_modes() or transforms_active()):  # their wrappers end with them
                 self.placed[device] = found
         return found
 
 
 def spelling(graph: Graph, rounding: str) -> Spelling:
-    """How torch's dispatcher knows a graph."""
+    """Converts a graph to the form for torch's dispatcher."""
     spelled, arrays = without_data(graph)
     constants = tuple(from_numpy(a.copy()) for a in arrays)
     placed = {torch.device("cpu"): constants}
@@ -119,7 +120,7 @@ def spelling(graph: Graph, rounding: str) -> Spelling:
 
 
 def call(spelled: Spelling, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """A call by way of torch's dispatcher, whatever the tensors are and whatever is going on."""
+    """Makes a call through torch's dispatcher, with any kind of tensors and under any modes."""
     if any(hasattr(t, "device_mesh") for t in tensors):
         _shard(spelled.overload)
     results = spelled(tensors)
@@ -167,7 +168,7 @@ def _fake(*args: Any) -> Any:
 
 
 def _differentiable(keyset: Any, *args: Any) -> Any:
-    """What autograd sees: nothing where no gradient is needed, else one node (autograd.py)."""
+    """The op under autograd: no node if no gradient is needed, else one (autograd.py)."""
     op, tensors = _given(args)
     needs = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else (False,) * len(tensors)
     if not any(needs) and forward_ad._current_level < 0:
@@ -187,7 +188,7 @@ def _differentiable(keyset: Any, *args: Any) -> Any:
 
     if not transforms_active():
         return _unpacked(Trained(training, run, len(op.graph.outputs))(*tensors))
-    # Here torch.func runs one level of its transforms, in which plain autograd is what records.
+    # Here torch.func runs one level of its transforms, in which plain autograd records.
     with enable_single_level_autograd_function():
         return _unpacked(Trained(training, run_lower, len(op.graph.outputs))(*tensors))
 
@@ -199,7 +200,7 @@ def _vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> Any:
 
 
 def _shard(found: Any) -> None:
-    """Says once how an op's tensors may be sharded."""
+    """Registers the allowed shardings of an op's tensors, once."""
     if found not in _sharded:
         from torch.distributed.tensor.experimental import register_sharding
 
@@ -216,8 +217,8 @@ def batched_call(
     """The results of a call for each index along a batch axis, stacked along axis 0.
 
     Args:
-        in_dims: where each tensor has the batch axis; None: the same tensor every time.
-        size: of the batch axis.
+        in_dims: the batch axis of each tensor; None: the same tensor for every index.
+        size: the size of the batch axis.
     """
     moved = [
         t.unsqueeze(0).expand(size, *t.shape) if at is None else t.movedim(at, 0) for t, at in zip(tensors, in_dims)
@@ -238,7 +239,7 @@ def batched_call(
 def batched(graph: Graph) -> Graph | None:
     """The same function of tensors that have one more axis in front, then axes of size 1 up to a common rank.
 
-    None where that is another function: with library ops, operands along the channel axis, or unknown ranks.
+    None if that is another function: with library ops, operands along the channel axis, or unknown ranks.
     """
     tensors = [*graph.inputs, *graph.constants, *(t for op in graph.ops for t in op.outputs)]
     if any(t.ndim is None for t in tensors) or not graph.inputs:
@@ -258,7 +259,7 @@ def batched(graph: Graph) -> Graph | None:
         ranks = [t.ndim for t in op.inputs]
         along = any(record.lies_along_channel(i, ranks, op.attrs) for i in record.channel_inputs if i < len(ranks))
         is_sum = record.family == "sum"
-        if record.by_position or len(op.outputs) > 1:  # each call alone would stand elsewhere in the batch
+        if record.by_position or len(op.outputs) > 1:  # positions in the batch differ from those in single calls
             return None
         if not (record.is_pointwise or is_sum) or along or (is_sum and op.inputs[1].is_constant):
             return None

@@ -1,4 +1,4 @@
-"""FusedOp: a graph as a differentiable function of torch tensors, under everything that torch may do with one."""
+"""FusedOp: a graph as a differentiable function of torch tensors, under all of torch's modes and transforms."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from opgraph.torch.fused.shapes import Layout, Results
 from opgraph.torch.fused.training import Flags, Training
 from opgraph.transforms.saved import Saved
 
-#: Combinations of dtypes, shapes and strides remembered for one op.
+#: The number of combinations of dtypes, shapes and strides that are cached for one op.
 MAX_CALLS = 1024
-#: Where there are kernels; elsewhere torch may still ask for shapes.
+#: Devices with kernels; on others torch may still request shapes.
 DEVICES = ("cpu", "cuda")
 
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -39,14 +39,14 @@ class FusedOp:
     """A graph as a function of torch tensors, differentiable with respect to every float input, any number of times.
 
     Args:
-        graph: finalized by this call if need be.
+        graph: finalized by this call if necessary.
         rounding: as `opgraph.compile` takes it.
-        traced: whether torch.compile will meet it, which wants everything at hand.
-        layout: where torch would lay results of which the graph is another form; of the graph's own ops without it.
+        traced: True if torch.compile may trace it; its form for torch's dispatcher is then made in advance.
+        layout: the memory layout of torch's calls that the graph replaces; without it, that of the graph's own ops.
 
     Call it with one tensor for each input of the graph, in order, all on one device; it returns a tuple with one new
-    tensor for each output. Results have the strides of the first input of their shape. Nothing is kept for backward but
-    what `saved` lists, in torch's own keeping (`save_for_backward`).
+    tensor for each output. Results have the strides of the first input of their shape. Only the tensors that `saved`
+    lists are saved for backward, by torch's own means (`save_for_backward`).
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class FusedOp:
         """The results.
 
         Raises:
-            InvalidArguments, InvalidDataType, InvalidShape: tensors that are not what the graph declares.
-            Unimplemented: a gradient is needed that no op has.
-            DeviceError: a kernel that does not compile.
+            InvalidArguments, InvalidDataType, InvalidShape: the tensors do not match the inputs of the graph.
+            Unimplemented: an op has no gradient, but needs one.
+            DeviceError: a kernel does not compile.
         """
         if _dynamo():
             return self._compiled(tensors)
@@ -79,9 +79,9 @@ class FusedOp:
         return (results,) if type(results) is _Tensor else results[: len(self.graph.outputs)]
 
     def prepared(self, tensors: Sequence[torch.Tensor]) -> Run | None:
-        """What runs it on tensors of the signature of these; None where torch's dispatcher is needed.
+        """The function that runs it on tensors of the same signature; None if torch's dispatcher is needed.
 
-        It gives a tensor where there is one result, else a tuple, which may go on with what is kept for backward.
+        It returns a tensor if there is one result, else a tuple, which may continue with tensors saved for backward.
 
         Raises:
             as a call.
@@ -111,27 +111,27 @@ class FusedOp:
         return found
 
     def statements(self, tensors: Sequence[torch.Tensor], names: Sequence[str]) -> Statements | None:
-        """What runs it on tensors of the signature of these, called by these names, without recording gradients.
+        """The statements that run it on tensors of the same signature, with these names, without recording gradients.
 
-        None where torch's dispatcher is needed.
+        None if torch's dispatcher is needed.
         """
         for tensor in tensors:
             if type(tensor) not in (_Tensor, _Parameter) or tensor.is_neg() or tensor.device.type not in DEVICES:
                 return None
-            if not has_storage(tensor):  # many at once: autograd.grad's is_grads_batched
+            if not has_storage(tensor):  # a batch: autograd.grad's is_grads_batched
                 return None
         return self._program(self.graph, tensors).statements(tensors, names)
 
     def saved(self, needs: Flags) -> tuple[Saved, ...]:
-        """What a call keeps for backward.
+        """The tensors that a call saves for backward.
 
         Args:
-            needs: for each input, whether it requires a gradient.
+            needs: for each input, True if it requires a gradient.
         """
         return self.training(tuple(needs)).saved
 
     def training(self, needs: Flags) -> Training:
-        """What gradients with respect to these inputs take; see `saved`."""
+        """The Training for gradients with respect to these inputs; see `saved`."""
         with self._lock:
             found = self._trainings.get(needs)
             if found is None:
@@ -140,7 +140,7 @@ class FusedOp:
             return found
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
-        """What `make` gives, made once for this op."""
+        """The result of `make`, computed once for this op."""
         with self._lock:
             if key not in self._derivations:
                 self._derivations[key] = make()
@@ -148,24 +148,24 @@ class FusedOp:
 
     def derived(self, graph: Graph) -> FusedOp:
         """The op of a graph derived from this one's, made once."""
-        # The graph stays with its op: its id would otherwise soon be another one's.
+        # The graph is stored with its op: otherwise another graph might soon have its id.
         made = self.cached(id(graph), lambda: (FusedOp(graph, rounding=self.rounding, traced=False), graph))
         return cast(FusedOp, made[0])
 
     @property
     def spelling(self) -> Spelling:
-        """How torch's dispatcher knows it; see opgraph/torch/fused/library.py."""
+        """Its form for torch's dispatcher; see opgraph/torch/fused/library.py."""
         found: Spelling = self.cached("spelling", lambda: spelling(self.graph, self.rounding))
         return found
 
     @property
     def results(self) -> Results:
-        """What its results look like."""
+        """The shapes, dtypes and strides of its results."""
         found: Results = self.cached("results", lambda: Results(self.graph))
         return found
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The results for plain tensors, without autograd: a tensor where there is one, else a tuple."""
+        """The results for plain tensors, without autograd: a tensor if there is one, else a tuple."""
         key = tuple([part for t in tensors for part in (t.dtype, t.shape, t.stride(), t.is_cpu or t.device, None)])
         found = self._calls.get(key)
         if found is None:
@@ -193,7 +193,7 @@ class FusedOp:
             return found
 
     def dispatched(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """A call on anything but plain tensors, or under anything but plain autograd."""
+        """Makes a call on tensors that are not plain, or under more than plain autograd."""
         for position, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor):
                 raise InvalidArguments(
@@ -207,13 +207,13 @@ class FusedOp:
         return call(self.spelling, tensors)
 
     def _compiled(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """A call in a program that torch.compile traces, which follows every line of this."""
+        """Makes a call in a program that torch.compile traces, including every line of this."""
         assert self._spelled is not None
         results = self._spelled(tensors)
         return (results,) if isinstance(results, torch.Tensor) else tuple(results)
 
     def __deepcopy__(self, memo: Any) -> FusedOp:
-        return self  # as far as anybody can tell, it does not change
+        return self  # it does not change visibly
 
     def __reduce__(self) -> Any:
         graph, arrays = without_data(self.graph)
@@ -224,7 +224,7 @@ class FusedOp:
 
 
 def device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Where a call on these runs."""
+    """The device of a call on these tensors."""
     return tensors[0].device
 
 

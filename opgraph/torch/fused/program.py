@@ -1,4 +1,4 @@
-"""A graph on torch tensors: one kernel launched on their addresses, or an executable where it takes more than one."""
+"""Runs a graph on torch tensors: as one kernel launched on their addresses, or as an executable if it needs more."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Program:
         layout: see Results.
 
     Raises:
-        OpGraphError: what `opgraph.compile` raises.
+        OpGraphError: as `opgraph.compile`.
     """
 
     def __init__(self, graph: Graph, device: torch.device, rounding: str, layout: Layout | None = None) -> None:
@@ -48,18 +48,18 @@ class Program:
         self._names = [port_name(t) for t in graph.inputs]
         self._outputs = [port_name(t) for t in graph.outputs]
         engine = Engine("cuda", device.index) if device.type == "cuda" else Engine("cpu")
-        # `statements` compiles what the tensors need: gradients often come broadcast, as from sum().
+        # `statements` compiles for the actual tensors: gradients are often broadcast, as from sum().
         self._executable = Executable(graph, engine, donate=(), rounding=rounding, waits=True)
 
     def statements(self, tensors: Tensors, names: Sequence[str] = ()) -> Statements:
-        """What runs it on tensors laid out like these; checks them once for all.
+        """The statements that run it on tensors of the same layout; the check of the tensors is done here, once.
 
         Args:
-            names: what the tensors are called there; "t0", "t1" ... without it.
+            names: the names of the tensors there; by default "t0", "t1" ...
 
         Raises:
-            InvalidDataType, InvalidShape: they are not what the graph declares.
-            DeviceError: a kernel that does not compile.
+            InvalidDataType, InvalidShape: the tensors do not match the inputs of the graph.
+            DeviceError: a kernel does not compile.
         """
         check(self.graph, tensors)
         names = names or tensor_names(len(tensors))
@@ -78,13 +78,13 @@ class Program:
         return Statements((line,), results, {"run": run})
 
     def plan(self, tensors: Tensors) -> Run:
-        """The same as a function of the tensors; gives a tensor where there is one result, else a tuple."""
+        """The same as a function of the tensors; it returns a tensor if there is one result, else a tuple."""
         return self.statements(tensors).function(tensor_names(len(tensors)))
 
     def _on_device(
         self, runner: Runner, reads: Sequence[int], writes: Sequence[int]
     ) -> Callable[[Tensors], list[torch.Tensor]]:
-        """One partition on a GPU: its runner takes torch's tensors as they are, and the stream current at each call."""
+        """Runs one partition on a GPU: its runner accepts torch's tensors, and uses the current stream of each call."""
 
         def run(tensors: Tensors) -> list[torch.Tensor]:
             made = self.results.empty(tensors)
@@ -94,7 +94,7 @@ class Program:
         return run
 
     def _run_into(self, tensors: Tensors) -> list[torch.Tensor]:
-        """Several partitions, or no compiler: torch allocates the results."""
+        """Runs several partitions, or runs without a compiler: torch allocates the results."""
         outs = self.results.empty(tensors)
         for i, out in enumerate(outs):
             size = out.untyped_storage().nbytes() if out.is_cpu else 0
@@ -106,7 +106,7 @@ class Program:
         return outs
 
     def _run(self, tensors: Tensors) -> list[torch.Tensor]:
-        """Library ops among them, whose results have shapes that only running tells."""
+        """Runs partitions with library ops, whose result shapes are known only after the run."""
         made = self._executable(self._fed(tensors))
         return list(made.values()) if isinstance(made, dict) else [made]
 
@@ -115,7 +115,7 @@ class Program:
 
 
 def check(graph: Graph, tensors: Tensors) -> None:
-    """Raises InvalidArguments, InvalidDataType or InvalidShape where tensors are not what a graph declares."""
+    """Raises InvalidArguments, InvalidDataType or InvalidShape if tensors do not match the inputs of a graph."""
     check_count(graph, tensors)
     for tensor, declared in zip(tensors, graph.inputs):
         where = f'input "{port_name(declared)}" of a fused call'
@@ -136,7 +136,7 @@ def check(graph: Graph, tensors: Tensors) -> None:
 
 
 def check_count(graph: Graph, tensors: Tensors) -> None:
-    """Raises InvalidArguments where there are not as many tensors as inputs."""
+    """Raises InvalidArguments if the number of tensors differs from the number of inputs."""
     if len(tensors) != len(graph.inputs):
         raise InvalidArguments(
             f"got {len(tensors)} tensors for {len(graph.inputs)} inputs",

@@ -1,4 +1,4 @@
-"""What the results of a graph look like before it runs: shapes, dtypes, and the strides that torch would give them."""
+"""Properties of a graph's results before it runs: shapes, dtypes, and the strides that torch would give them."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from opgraph.runtime.providers.torch_internals import FakeTensor
 from opgraph.torch.broadcast import broadcast_shapes
 from opgraph.torch.fused.composite import composite
 
-#: Combinations of inputs in different orders whose results are remembered.
+#: The number of combinations of inputs in different axis orders whose results are cached.
 MOST_MIXED = 64
 #: Sizes; ints, or torch's symbols for them while it traces.
 Shape: TypeAlias = tuple[Any, ...]
-#: An input by its position, or the shape of a constant; and whether it lies along the channel axis.
+#: An input by its position, or the shape of a constant; and True if it lies along the channel axis.
 _Leaf: TypeAlias = tuple[int | Shape, bool]
 
 
 class Layout(Protocol):
-    """How torch would lay the first results of a graph in memory."""
+    """The memory layout that torch would give the first results of a graph."""
 
     def orders(self, tensors: Sequence[torch.Tensor]) -> list[Sequence[int]] | None:
-        """Their axes, the outermost first, for such inputs; None where that is not known."""
+        """Their axes, the outermost first, for such inputs; None if that is unknown."""
 
 
 class Results:
@@ -38,11 +38,11 @@ class Results:
 
     Args:
         graph: finalized.
-        layout: counts before what the ops of the graph would give in torch, one after the other.
+        layout: takes precedence over the layout that the graph's ops would give in torch, one after the other.
 
     Attributes:
-        known: whether every result is one of those; of the results of library ops only running them tells the shape.
-        dtypes: of each result.
+        known: True if every result is one of those; the shapes of results of library ops are known only after a run.
+        dtypes: the dtype of each result.
     """
 
     def __init__(self, graph: Graph, layout: Layout | None = None) -> None:
@@ -52,7 +52,7 @@ class Results:
         self._mixed: Bounded[Any, list[tuple[int, ...]]] = Bounded(MOST_MIXED)
         names = {t.name: i for i, t in enumerate(graph.inputs)}
         order = range(len(names))
-        # A gradient is laid out as what it is the gradient of, as torch has it.
+        # A gradient has the layout of the input that it belongs to, as in torch.
         firsts = [names.get((t.name or "").removeprefix("d_")) for t in graph.outputs]
         self._preferred = [order if f is None else (f, *(i for i in order if i != f)) for f in firsts]
         self._is_gradient = any(f is not None for f in firsts)
@@ -75,7 +75,8 @@ class Results:
     def empty(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """A new tensor for each result, with the strides of the first input that has its shape.
 
-        Where inputs lie in different orders, or in none that the results could have, with those that torch would give.
+        If inputs have different axis orders, or none that the results could have, it has the strides that torch would
+        give it.
 
         Raises:
             InvalidShape: the inputs do not broadcast.
@@ -97,20 +98,20 @@ class Results:
         return made
 
     def _lie_as_inputs(self, inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> bool:
-        """Whether each result lies as the first input of its shape does, or in C order where there is none."""
+        """True if each result has the layout of the first input of its shape, or C order if there is no such input."""
         if self._is_gradient or all(map(_is_ordered, inputs)):
             return True
         return self._layout is None and _lie_alike(inputs, shapes)
 
     def _as_torch(self, inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> list[tuple[int, ...]]:
-        """The strides of the results of torch's calls, or of its ops, one by one, on tensors without data."""
+        """The strides of the results of torch's calls, or of the graph's ops, one by one, on tensors without data."""
         if isinstance(inputs[0], FakeTensor):
             return [t.stride() for t in composite(self._graph, inputs, "store")]
         key = tuple([(t.shape, t.stride(), t.dtype) for t in inputs])
         if key not in self._mixed:
             orders = None if self._layout is None else self._layout.orders(inputs)
             if orders is not None:
-                # Further results, which are kept for backward, lie as one of theirs does.
+                # Further results, which are saved for backward, have the order of a first result of their shape.
                 known = dict(zip(reversed(shapes[: len(orders)]), reversed(orders)))
                 orders += [known.get(shape, range(len(shape))) for shape in shapes[len(orders) :]]
                 self._mixed[key] = [
@@ -125,7 +126,7 @@ class Results:
 
     @staticmethod
     def like(shape: Shape, shapes: Sequence[Shape], strides: Sequence[Shape], order: Sequence[int]) -> int | None:
-        """The first input of this shape that is not itself spread out from something smaller."""
+        """The first input of this shape that is not itself expanded from a smaller tensor."""
         for i in order:
             if shapes[i] == shape and not any(s == 0 and d != 1 for s, d in zip(strides[i], shapes[i])):
                 return i
@@ -133,12 +134,12 @@ class Results:
 
 
 def _lie_alike(inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> bool:
-    """Whether inputs lie in one order, which is that of all results.
+    """True if all inputs have one layout, and all results have the same.
 
     Args:
-        shapes: of the results.
+        shapes: the shapes of the results.
     """
-    # Broadcast along all axes but one, an input says nothing.
+    # An input that is broadcast along all axes but one determines no order.
     data = [t for t in inputs if _extended(t) > 1 or not _is_ordered(t)]
     first, strides = data[0], data[0].stride()
     alike = all(t.shape == first.shape and t.stride() == strides for t in data)
@@ -146,7 +147,7 @@ def _lie_alike(inputs: Sequence[torch.Tensor], shapes: Sequence[Shape]) -> bool:
 
 
 def _is_ordered(tensor: torch.Tensor) -> bool:
-    """Whether its axes lie in C order, where they are not spread out."""
+    """True if its axes are in C order, without those that are expanded."""
     strides = [stride for stride in tensor.stride() if stride]
     return strides == sorted(strides, reverse=True)
 
@@ -171,7 +172,7 @@ def _broadcast(leaves: tuple[_Leaf, ...], inputs: Sequence[Shape]) -> Shape:
 
 
 def _leaves(graph: Graph) -> dict[int, tuple[_Leaf, ...]] | None:
-    """From which inputs and constants the shape of each value follows; None where a library op is among them."""
+    """The inputs and constants that determine the shape of each value; None if there is a library op."""
     found: dict[int, tuple[_Leaf, ...]] = {t.id: ((i, False),) for i, t in enumerate(graph.inputs)}
     unions: dict[tuple[tuple[_Leaf, ...], ...], tuple[_Leaf, ...]] = {}
     for op in graph.ops:

@@ -1,4 +1,4 @@
-"""DTensor: how the tensors of a fused call may be sharded. Sums over a sharded axis are partial sums."""
+"""DTensor: the allowed shardings of the tensors of a fused call. Sums over a sharded axis are partial sums."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.torch.fused.library import op_of
 
-#: What a value is along one axis of the mesh: all there, a piece, or a part of a sum.
+#: The state of a value along one axis of the mesh: whole, a piece, or a partial sum.
 _WHOLE, _PIECE, _PART = range(3)
 
 
 def placements(*args: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Placements of results and of arguments that go together; `register_sharding` takes them.
+    """Combinations of placements of results and of arguments, in the form for `register_sharding`.
 
     Args:
-        args: of the op, with the specification of a DTensor in place of each tensor.
+        args: the arguments of the op, with the specification of a DTensor in place of each tensor.
     """
     *specs, _, text, rounding = args
     graph = op_of(text, rounding).graph
@@ -47,7 +47,7 @@ def _placed(states: list[int], ranks: list[int], axis: int) -> list[Any]:
 
 
 def _along(graph: Graph, shapes: list[tuple[int, ...]], axis: int) -> tuple[list[int], list[int]] | None:
-    """What inputs and outputs are where the axis (counted from the last, from 1) is cut; None: it cannot be.
+    """The states of inputs and outputs if the axis (counted from the last, from 1) is cut; None if it cannot be cut.
 
     Every input that has the axis is cut along it; one that is broadcast along it stays whole.
     """

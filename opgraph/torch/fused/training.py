@@ -1,4 +1,4 @@
-"""Training: what a fused call keeps for backward, and the call that its backward pass is."""
+"""Training: the tensors that a fused call saves for backward, and the fused call of its backward pass."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Backward:
     """The backward pass for some of the inputs, given gradients of some of the results.
 
     Attributes:
-        op: from what is kept and gradients of results to gradients of inputs.
-        order: where its inputs are among what is kept, then shapes, then gradients of all results.
-        places: for each input of the forward call, which result of `op` is its gradient; None: none of them.
+        op: computes gradients of inputs from the saved tensors and gradients of results.
+        order: the positions of its inputs in the sequence of saved tensors, shapes, and gradients of all results.
+        places: for each input of the forward call, the result of `op` that is its gradient; None if there is none.
     """
 
     op: FusedOp
@@ -42,23 +42,23 @@ class Backward:
 
 
 class Training:
-    """A graph made ready for gradients with respect to some of its inputs.
+    """A graph that is prepared for gradients with respect to some of its inputs.
 
     Args:
-        graph: finalized, every result a tensor of its own.
-        needs: for each input, whether its gradient is wanted.
+        graph: finalized; each result is a separate tensor.
+        needs: for each input, True if its gradient is wanted.
         make: makes the op of a derived graph.
-        units: whether named units are differentiated as single ops.
+        units: True if named units are differentiated as single ops.
 
     Attributes:
-        forward: the graph that a forward call runs; its further results are kept, not given to the caller.
-        saved: what is kept, described.
-        kept: where it is, among inputs and then results.
-        shapes: inputs of which at most the shape is needed.
-        fixed: results without a gradient: integers, booleans, and what depends on no input that needs one.
+        forward: the graph that a forward call runs; its further results are saved, not returned to the caller.
+        saved: descriptions of the saved tensors.
+        kept: the positions of the saved tensors, among inputs and then results.
+        shapes: inputs for which at most the shape is needed.
+        fixed: results without a gradient: integers, booleans, and those that depend on no input that needs one.
 
     Raises:
-        Unimplemented: an op on the way has no gradient.
+        Unimplemented: an op between inputs and results has no gradient.
     """
 
     def __init__(self, graph: Graph, needs: Flags, make: Callable[[Graph], FusedOp], *, units: bool) -> None:
@@ -69,12 +69,12 @@ class Training:
         asked = {t.id for t, need in zip(graph.inputs, needs, strict=True) if need}
         floats = {t.id for t in graph.outputs if t.dtype in dtypes.FLOATS}
         active = reached(graph, asked) & floats
-        # As autograd has it, what no float leads to has no gradient: None, not zeros.
+        # As in autograd, an input without a path of floats to a result has no gradient: None, not zeros.
         self._wrt = [port_name(t) if t.id in asked and reached(graph, {t.id}) & active else None for t in graph.inputs]
         names = [name for name in self._wrt if name is not None]
-        #: For each input, whether its gradient may be computed.
+        #: For each input, True if its gradient may be computed.
         self.may: Flags = tuple([name is not None for name in self._wrt])
-        #: Whether a backward pass has to be asked which of them it wants.
+        #: True if the gradients that a backward pass needs must be queried.
         self.asks = len(names) > 1
         self._plan: TrainingPlan | None = training_plan(graph, names, units=units) if names and active else None
         self.forward = graph if self._plan is None else self._plan.forward
@@ -84,28 +84,28 @@ class Training:
         inputs = {port_name(t): i for i, t in enumerate(graph.inputs)}
         results = {name: len(inputs) + i for i, name in enumerate(self._outputs)}
         kept = [s.name for s in self.saved if s.role != "shape"]
-        # Those that the plan lists, and those that only some choices of gradients need.
+        # Shapes that the plan lists, and shapes that only some choices of gradients need.
         shapes = [name for name in inputs if self._plan is not None and name not in kept]
         found = {**results, **inputs}
         self.kept = tuple(found[name] for name in kept)
         self.shapes = tuple(inputs[name] for name in shapes)
         self.shape_dtypes = tuple(graph.inputs[i].dtype for i in self.shapes)
-        # What the backward graph reads, by name: what is kept, then shapes, then gradients of results.
+        # Names that the backward graph reads: of saved tensors, then shapes, then gradients of results.
         self._pool = [*kept, *shapes, *(f"d_{name}" for name in self._outputs)]
         active = reached(self.forward, {t.id for t, name in zip(self.forward.inputs, self._wrt, strict=True) if name})
         is_float = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
         self.fixed = tuple(i for i, t in enumerate(self.forward.outputs) if t.id not in active or not is_float[i])
 
     def wanted(self, ctx: Any) -> tuple[Flags, bool]:
-        """For each input, whether a running backward pass wants its gradient, and whether torch raised when asked.
+        """For each input, True if the running backward pass needs its gradient; then, True if torch's query raised.
 
         Args:
-            ctx: of the autograd node.
+            ctx: the context of the autograd node.
         """
         return _wanted(ctx, self.may) if self.asks else (self.may, False)
 
     def backward(self, wanted: Flags, grads: Sequence[torch.Tensor | None]) -> Backward | None:
-        """The backward pass for the inputs that are wanted, given gradients that may be None; None: nothing is left."""
+        """The backward pass for the inputs that are wanted, given gradients that may be None; None if it is empty."""
         key = (wanted, tuple([g is not None for g in grads]))
         try:
             return self._backwards[key]
@@ -143,10 +143,10 @@ class Training:
         """The gradients of the forward call's inputs: one fused call, itself differentiable.
 
         Args:
-            wanted: for each input, whether its gradient is.
-            saved: what was kept.
-            shapes: of the inputs of which only the shape was kept.
-            grads: of all results of `forward`, None where there is none.
+            wanted: for each input, True if its gradient is wanted.
+            saved: the saved tensors.
+            shapes: the shapes of the inputs for which only the shape was saved.
+            grads: the gradients of all results of `forward`, None where there is none.
         """
         backward = self.backward(wanted, grads)
         if backward is None:
@@ -154,15 +154,15 @@ class Training:
         pool = [*saved, *self._stand_ins(backward.order, shapes, grads), *grads]
         run: Callable[..., tuple[torch.Tensor, ...]] = backward.op
         given = [pool[i] for i in backward.order]
-        if not all(map(has_storage, given)):  # many at once (is_grads_batched), or of a transform that has ended
+        if not all(map(has_storage, given)):  # a batch (is_grads_batched), or of a transform that has ended
             run = backward.op.dispatched
         results = run(*given)
         return [None if place is None else results[place] for place in backward.places]
 
     def prepared(self, saved: Sequence[torch.Tensor], shapes: Sequence[Any], grads: Sequence[Any]) -> Run | None:
-        """`gradients` of all inputs, for tensors of one signature: a function of what was kept and of the gradients.
+        """`gradients` of all inputs, for tensors of one signature: a function of the saved tensors and the gradients.
 
-        None where torch's dispatcher is needed. Its results are not differentiable.
+        None if torch's dispatcher is needed. Its results are not differentiable.
         """
         backward = self.backward(self.may, grads)
         if backward is None:
@@ -182,12 +182,12 @@ class Training:
     def tangents(
         self, tensors: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None], shapes: Sequence[Any]
     ) -> Any:
-        """The tangents of the results of `forward`, a tuple where there are several; itself differentiable.
+        """The tangents of the results of `forward`, a tuple if there are several; themselves differentiable.
 
         Args:
             tensors: the inputs.
             given: their tangents; None where there is none.
-            shapes: of the results.
+            shapes: the shapes of the results.
         """
         moving = tuple([t is not None for t in given])
         may = [t.dtype in dtypes.FLOATS for t in self.forward.outputs]
@@ -201,7 +201,7 @@ class Training:
             like.new_zeros((), dtype=TORCH_DTYPES[t.dtype]).expand(shape)
             for t, shape in zip(self.forward.outputs, shapes, strict=True)
         ]
-        # torch takes no None from a result that may have a tangent.
+        # torch accepts no None for a result that may have a tangent.
         results: list[torch.Tensor | None] = [zero if able else None for zero, able in zip(zeros, may, strict=True)]
         if made is not None:
             pool: list[Any] = [*tensors, *given, *zeros]
@@ -212,7 +212,7 @@ class Training:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _stand_ins(self, order: tuple[int, ...], shapes: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
-        """Tensors of these shapes whose data nobody reads, one element each; None for those not asked for."""
+        """Tensors of these shapes, one element each, whose data are never read; None for those not in `order`."""
         like = next(g for g in grads if g is not None)
         first = len(self.kept)
         return [
@@ -222,17 +222,17 @@ class Training:
 
 
 def runs_everything() -> bool:
-    """Whether the running backward pass is one that runs every node: `backward()` without `inputs=`."""
+    """True if the running backward pass runs every node: `backward()` without `inputs=`."""
     return bool(will_execute(_NO_ONES))
 
 
 def _wanted(ctx: Any, may: Flags) -> tuple[Flags, bool]:
-    """Of the inputs whose gradients this node may compute, those that the running backward pass asks for.
+    """Of the inputs whose gradients this node may compute, those that the running backward pass needs.
 
-    The node runs because one of them is, so the last one left need not be asked about. The engine does not say so of a
-    leaf that autograd.grad was given: it raises, which takes 15 us, so that the other leaves are then not asked about.
+    The node runs because one of them is needed, so the last candidate needs no query. For a leaf that was passed to
+    autograd.grad, the engine raises instead, which takes 15 us; the other leaves are then not queried.
 
-    Returns: the flags, and whether it raised.
+    Returns: the flags, and True if the engine raised.
     """
     nodes = ctx.next_functions[-len(may) :]
     wanted = list(may)
@@ -256,7 +256,7 @@ def _wanted(ctx: Any, may: Flags) -> tuple[Flags, bool]:
 
 # torch.compile may import this module where no gradients are recorded.
 with torch.inference_mode(False), torch.enable_grad():
-    #: The node of a leaf that no graph has.
+    #: The node of a leaf that is in no graph.
     _NO_ONES: Any = torch.empty(0, requires_grad=True).view(0).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
@@ -266,9 +266,9 @@ class Tangents:
 
     Attributes:
         graph: reads inputs of the function and tangents of some of them.
-        order: for each of its inputs, where it comes from: inputs of the function, then their tangents, then its
-            results, of which only the shape counts.
-        places: for each result of the function, which result of the graph is its tangent; None: it has none.
+        order: for each of its inputs, the position among inputs of the function, then their tangents, then its results
+            (only their shapes count).
+        places: for each result of the function, the result of the graph that is its tangent; None: it has none.
     """
 
     graph: Graph
@@ -277,12 +277,12 @@ class Tangents:
 
 
 def tangents(graph: Graph, moving: Sequence[bool], results: Sequence[bool]) -> Tangents | None:
-    """The graph of tangents; None where no result has one.
+    """The graph of tangents; None if no result has one.
 
     Args:
         graph: finalized.
-        moving: for each input, whether it has a tangent.
-        results: for each output, whether it may have one.
+        moving: for each input, True if it has a tangent.
+        results: for each output, True if it may have one.
 
     The gradient graph is linear in the gradients of the results, with the transposed Jacobian as its matrix; its own
     gradient with respect to these is therefore the Jacobian, applied to tangents. Source: Townsend, "A new trick for
