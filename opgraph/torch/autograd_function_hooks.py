@@ -1,7 +1,7 @@
-"""Calls of custom autograd functions as frames of the Python stack, under whatever name their `apply` was bound.
+"""Shows calls of custom autograd functions as frames of the Python stack, under any name of their `apply`.
 
-`apply` is written in Python or, from torch 2.14 on, in C. Either looks up in the function's class what it calls next:
-`setup_context` before it takes the arguments, then `forward`. While a thread asks for frames, that lookup returns a
+`apply` is written in Python or, from torch 2.14 on, in C. Both look up in the function's class what they call next:
+`setup_context` before they take the arguments, then `forward`. Inside `functions_on_stack`, that lookup returns a
 wrapper, whose frame has the class and its arguments.
 """
 
@@ -18,14 +18,14 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionMeta
 
 _lock = threading.Lock()
-#: How many times each thread, by its number, is inside `functions_on_stack`.
+#: The nesting depth of `functions_on_stack` in each thread, by the thread's number.
 _threads: Counter[int] = Counter()
 _NO_CONTEXT = Function.setup_context
 
 
 @contextlib.contextmanager
 def functions_on_stack() -> Iterator[None]:
-    """While this lasts, each autograd function that this thread runs has a frame of its own, with the code `RUN`."""
+    """Inside this context, each autograd function that this thread runs has its own frame, with the code `RUN`."""
     thread = threading.get_ident()
     with _lock:
         _threads[thread] += 1
@@ -45,10 +45,10 @@ def _looked_up(function: FunctionMeta, name: str) -> Any:
     part = type.__getattribute__(function, name)
     if name not in ("setup_context", "forward") or threading.get_ident() not in _threads:
         return part
-    if part is _NO_CONTEXT:  # torch asks whether it is this one
+    if part is _NO_CONTEXT:  # torch compares it with this one
         return part
 
-    @functools.wraps(part)  # torch asks for its signature
+    @functools.wraps(part)  # torch reads its signature
     def run(*args: Any, **kwargs: Any) -> Any:
         given = args
         if name == "setup_context":
@@ -65,5 +65,6 @@ def _run(function: type, given: tuple[Any, ...], part: Callable[[], Any]) -> Any
     return part()
 
 
-#: The code of the frames in which parts of functions run: with `function`, and `given` to its `apply`.
+#: The code of the frames in which parts of functions run; their locals include `function`, and the arguments `given` to
+#: its `apply`.
 RUN = _run.__code__

@@ -1,4 +1,4 @@
-"""The shape in which tensors meet. `torch.broadcast_shapes` says the same, but its first call loads sympy (0.5 s)."""
+"""The broadcast shape. `torch.broadcast_shapes` returns the same, but its first call loads sympy (0.5 s)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _of_symbols: Callable[..., torch.Size] = torch.broadcast_shapes
 
 
 def broadcast_shapes(shapes: Iterable[Iterable[Any]]) -> torch.Size:
-    """The shape that shapes broadcast to.
+    """The shape to which shapes broadcast.
 
     Args:
-        shapes: of sizes, or of torch's symbols for them while it traces; of none the result is ().
+        shapes: of sizes, or of torch's symbols for them while it traces; without any shape the result is ().
 
     Raises:
-        RuntimeError: they do not broadcast; torch's own words.
+        RuntimeError: they do not broadcast; with torch's own message.
     """
     result = torch.Size(())
     given = [tuple(shape) for shape in shapes]

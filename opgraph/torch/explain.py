@@ -1,4 +1,4 @@
-"""explain: runs a model or function once and tells what was fused, where, and why the rest was not."""
+"""explain: runs a model or function once and reports what was fused, where, and why the rest was not."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from opgraph.torch.tracing.guard_discovery import written
 from opgraph.torch.tracing.trace import trace
 
 Shape: TypeAlias = tuple[int, ...]
-#: What is said where there are graph breaks and no kernel.
+#: The text for graph breaks without any kernel.
 _NOTHING = """\
   torch.compile captures nothing of a function with a graph break inside of a loop. What that function calls is
   captured by itself: make the body of the loop a method, or fuse the modules that it calls: ogt.fuse(model.part)."""
-#: Rows of the tables of kept tensors and of what is computed again; the largest are shown.
+#: The number of rows in the tables of kept tensors and of recomputed ops; the largest are shown.
 _MOST_ROWS = 20
 
 
@@ -42,13 +42,13 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
     """Runs a module or a function once as `fuse` would, forward and, where it has gradients, backward, and reports.
 
     Args:
-        model_or_fn: a module, fused or not, or a function of torch tensors; it is left as it is.
-        inputs, kwargs: what it is called with.
+        model_or_fn: a module, fused or not, or a function of torch tensors; it is not changed.
+        inputs, kwargs: its arguments.
 
-    Returns: per module what was fused, the named units found, and for each call left to torch the reason; what is
-        kept for backward, what is computed again there, and the peak, as `saved_tensors` measures them; graph breaks
-        with line and reason; where calls of a fused model reached Dynamo's recompile limit. Buffers, gradients and the
-        state of random number generators are what they were.
+    Returns: the fused ops per module, the named units found, and the reason for each call left to torch; the tensors
+        kept for backward, the ops recomputed there, and the peak, as `saved_tensors` measures them; graph breaks with
+        line and reason; the functions of a fused model that reached Dynamo's recompile limit. Buffers, gradients and
+        the state of random number generators do not change.
 
     Raises:
         InvalidArguments: neither a module nor a function.
@@ -81,7 +81,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
 
 
 def _eager(model_or_fn: Callable[..., Any], inputs: Any, kwargs: Any) -> MemoryReport | None:
-    """What the model keeps as it is written, counted on shapes as far as these tell; None where it asks for values."""
+    """Memory of the original model, counted on shapes as far as these suffice; None where it needs values."""
     call = written(model_or_fn)
     has_shapes = not any(tensor.is_nested for tensor in tensors_in((inputs, kwargs)))
     try:
@@ -126,7 +126,7 @@ def _reason(node: Node) -> str:
 
 
 def foresee(model: nn.Module) -> FusionReport:
-    """What is known of a model without running it: which of its modules are pointwise by themselves."""
+    """The report on a model without running it: the modules that are pointwise on their own."""
     guesses = []
     for path, module in model.named_modules():
         if any(module.children()):
@@ -162,12 +162,12 @@ class FusedCalls:
     """Ops that run in one kernel.
 
     Attributes:
-        path: the innermost module that all of them are in; "" for the whole.
+        path: the innermost module that contains all of them; "" for the whole.
         calls: the ATen ops, in order.
         units: the named units found among them: swish, swiglu, gelu ...
         inputs, outputs: the shapes read and written.
         phase: "forward", "backward", or "inference" for a call without gradients.
-        times: how often such a kernel is in the model.
+        times: the number of such kernels in the model.
     """
 
     path: str
@@ -187,7 +187,7 @@ class LeftCall:
         path: the module that calls it.
         name: the op.
         why: the reason.
-        times: how often.
+        times: the number of such calls.
     """
 
     path: str
@@ -201,13 +201,13 @@ Entry = TypeVar("Entry", FusedCalls, LeftCall)
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What is known of a module before it runs.
+    """Information on a module before it runs.
 
     Attributes:
         path, kind: the module's name in the model, and its class.
-        calls: the pointwise ops that its forward is made of; empty where running decides.
+        calls: the pointwise ops of its forward; empty if only a run decides.
         units: the named units among them.
-        why: what decides when it runs.
+        why: what decides in a run.
     """
 
     path: str
@@ -219,17 +219,17 @@ class Guess:
 
 @dataclass(frozen=True, slots=True)
 class FusionReport:
-    """What `fuse` does to a model: `print` shows tables, `.to_dict()` gives data.
+    """The effects of `fuse` on a model: `print` shows tables, `.to_dict()` returns data.
 
     Attributes:
         subject: the model's or function's name.
         fused: the kernels.
         left: the ops that torch runs.
-        memory: what is kept for backward, what is computed again there, and the peak; None of a run without gradients.
-        eager: the same of the model as it is written; None where a dry run of it needs values.
-        breaks: where the captured graph ends before the forward does.
-        limits: functions of which a fused model's calls reached Dynamo's recompile limit before this report.
-        guesses: in a report without a run, what is known of the modules.
+        memory: the tensors kept for backward, the ops recomputed there, and the peak; None for a run without gradients.
+        eager: the same for the original model; None if a dry run of it needs values.
+        breaks: the places where the captured graph ends before the forward ends.
+        limits: functions of a fused model whose calls reached Dynamo's recompile limit before this report.
+        guesses: in a report without a run, the information on the modules.
     """
 
     subject: str
@@ -243,7 +243,7 @@ class FusionReport:
 
     @property
     def units(self) -> dict[str, int]:
-        """How often each named unit was found."""
+        """The number of times that each named unit was found."""
         found: Counter[str] = Counter()
         for entry in self.fused:
             if entry.phase != "backward":
@@ -259,31 +259,31 @@ class FusionReport:
 
     @property
     def kept_tensors(self) -> tuple[Kept, ...]:
-        """The tensors kept for backward that cost something; parameters and buffers, which exist anyway, do not."""
+        """The tensors kept for backward that take memory; parameters and buffers, which exist anyway, do not."""
         return () if self.memory is None else tuple(k for k in self.memory.kept if k.counted)
 
     @property
     def recomputed(self) -> tuple[Recomputed, ...]:
-        """The forward ops that backward computes again."""
+        """The forward ops that backward recomputes."""
         return () if self.memory is None else self.memory.recomputed
 
     @property
     def peak(self) -> int | None:
-        """Bytes above the weights over a forward and a backward pass, at most; None of a run without gradients."""
+        """The most bytes above the weights in a forward and a backward pass; None for a run without gradients."""
         return None if self.memory is None else self.memory.peak.bytes
 
     @property
     def eager_kept(self) -> int | None:
-        """Bytes that the model keeps as it is written."""
+        """Bytes that the original model keeps for backward."""
         return None if self.eager is None else self.eager.totals.kept
 
     @property
     def eager_peak(self) -> int | None:
-        """The peak of the model as it is written."""
+        """The peak of the original model."""
         return None if self.eager is None else self.eager.peak.bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain data."""
+        """The whole report as plain data."""
         found = {
             name: [asdict(entry) for entry in getattr(self, name)] for name in ("fused", "left", "breaks", "guesses")
         }
@@ -348,7 +348,7 @@ class FusionReport:
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Equal entries as one, with the number of times."""
+    """Merges equal entries into one, with the number of times."""
     found: dict[Entry, int] = {}
     for entry in entries:
         found[entry] = found.get(entry, 0) + 1

@@ -1,7 +1,8 @@
-"""Under ONNX export, arithmetic of parameters alone is done at once and becomes numbers.
+"""Constant folding under ONNX export: arithmetic on parameters alone runs at once and becomes numbers.
 
-ONNX has no Lgamma and a trace no branch on a value; what a function computes from its parameters of no dimension alone
-is the same at every call of an exported model. A parameter that meets data itself stays a parameter.
+ONNX has no Lgamma, and a trace cannot branch on a value. The values that a function computes from its 0-d parameters
+alone are the same at every call of an exported model. A parameter that is itself an operand next to data stays a
+parameter.
 """
 
 from __future__ import annotations
@@ -23,29 +24,29 @@ from opgraph.runtime.providers.torch_internals import (
 
 
 def is_in_onnx_export() -> bool:
-    """`torch.onnx.is_in_onnx_export()`, without loading that module (50 ms) where nobody exports."""
+    """`torch.onnx.is_in_onnx_export()`, without loading that module (50 ms) when no export runs."""
     exporter = sys.modules.get("torch.onnx")
     return exporter is not None and exporter.is_in_onnx_export()
 
 
 def called_for_onnx(call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What `call` returns; under ONNX export with what it computes from parameters alone as numbers."""
+    """The result of `call`; under ONNX export, values that it computes from parameters alone become numbers."""
     if torch.compiler.is_dynamo_compiling() or not is_in_onnx_export():
         return call(*args, **kwargs)
     with _Folding():
         return call(*args, **kwargs)
 
 
-#: What makes a tensor of a number, among other things.
+#: Functions that make a tensor from a number, among other things.
 _MAKERS = (torch.tensor, torch.scalar_tensor)
 
 
 class _Folding(TorchFunctionMode):
-    """Calls on numbers alone (parameters of no dimension, and what is made of them) run at once, on real tensors."""
+    """Runs calls on numbers alone (0-d parameters, and values computed from them) at once, on real tensors."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, torch.Tensor] = {}  # by id; a tensor that is kept shares its id with no other one
+        self._made: dict[int, torch.Tensor] = {}  # by id; a tensor that is kept has an id of its own
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -56,14 +57,15 @@ class _Folding(TorchFunctionMode):
         makes_number = func in _MAKERS and not tensors
         if makes_number or (tensors and all(value is not None for value in tensors)):
             args, kwargs = tree_unflatten(known, structure)
-            # Told of no_grad, torch.export notes a region for each call, and takes a second to undo it.
+            # If torch.export sees no_grad, it records a region for each call, and takes a second to undo it.
             with without_modes(), without_torch_function(), torch.no_grad():
                 result = func(*args, **kwargs)
             if not makes_number or not result.dim():
                 if type(result) is torch.Tensor and not result.dim():
                     self._made[id(result)] = result
                 return result
-        # What was computed here is no tensor of the trace; it goes there as a number. A method is one of a tensor.
+        # A value that was computed here is no tensor of the trace; it enters the trace as a number. The object of a
+        # method has to be a tensor.
         met = [leaf.item() if id(leaf) in self._made else leaf for leaf in leaves]
         first = self._made.get(id(args[0])) if args else None
         if first is not None and _writes(func):
@@ -74,20 +76,20 @@ class _Folding(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What is known of a tensor: the real one of no dimension; None where it depends on data."""
+        """The real 0-d tensor behind a tensor; None if it depends on data."""
         if id(tensor) in self._made:
             return tensor
         return None if tensor.dim() else _parameter(tensor)
 
 
 def _writes(func: Callable[..., Any]) -> bool:
-    """Whether it is a method that changes its tensor."""
+    """True if it is a method that changes its tensor."""
     name = getattr(func, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
 
 
 def _parameter(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The parameter that a tensor is, or stands for in a trace; a number that a trace knows."""
+    """The parameter that a tensor is, or represents in a trace; or the number that a trace has for it."""
     if not isinstance(tensor, FakeTensor):
         return tensor if isinstance(tensor, torch.nn.Parameter) else None
     if tensor.constant is not None:

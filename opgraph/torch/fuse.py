@@ -1,4 +1,4 @@
-"""fuse: what a function of torch ops does to data becomes one kernel forward and one backward."""
+"""fuse: compiles the operations of a torch function on data to one kernel forward and one backward."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from opgraph.torch.tracing.trace import Run, Tracer
 if TYPE_CHECKING:
     from opgraph.torch.explain import FusionReport
 
-#: Ways through one function that have plans; a function with more is run at each call.
+#: The number of paths through one function that have plans; a function with more is run at each call.
 MOST_PLANS = 8
-#: Calls with arguments that no plan serves (lists of tensors, tensors of another class) before plans are given up.
+#: Calls with arguments that no plan supports (lists of tensors, tensors of another class) before plans are given up.
 MOST_ODD_CALLS = 32
 
 _dynamo = torch.compiler.is_dynamo_compiling
@@ -54,28 +54,27 @@ def fuse(
     dry_run: bool = False,
     inputs: Sequence[Any] = (),
 ) -> Any:
-    """Makes of a function of torch ops one that does its pointwise arithmetic in one kernel, its gradient in another.
+    """Returns a function that does the pointwise arithmetic of `fn` in one kernel, and its gradient in another.
 
     Args:
-        fn: a function or method of pointwise torch ops; left out where this is a decorator with arguments. Or a
-            module with any forward: it is changed in place (see `opgraph.torch.fuse_module`), and `unfuse` undoes it.
+        fn: a function or method of pointwise torch ops; left out if this is a decorator with arguments. Or a module
+            with any forward: it is changed in place (see `opgraph.torch.fuse_module`), and `unfuse` undoes it.
         rounding: "store": f16 and bf16 values inside are rounded once, at the end; "each": after each op, as eager
             torch does.
-        dry_run: of a module: report what would be done, and change nothing.
+        dry_run: for a module: report what would be done, and change nothing.
         inputs: for the report: run the module once on these, as `explain` does; without them it is not run.
 
-    Returns: the module, or the report on it, or the function. Of the function: tensor arguments of one dimension or
-        more are data; tensors of no dimension, arguments too, stay in torch, with Python branches on them. Parameters,
-        buffers and other tensors are used where they meet data. Gradients flow to all of them. `fused.why_rerun`
-        tells why the Python function runs at each call, where it does ("" where it does not), `fused.tracer` leads to
-        its graphs.
+    Returns: the module, or the report on it, or the function. For a function: tensor arguments of one dimension or
+        more are data. 0-d tensors, arguments too, stay in torch, with Python branches on them. Parameters, buffers and
+        other tensors are used where they are operands next to data. Gradients flow to all of them. `fused.why_rerun`
+        is the reason why the Python function runs at each call ("" if it does not); `fused.tracer` leads to its graphs.
 
     Raises:
         InvalidArguments: neither a function nor a module; an unknown rounding; dry_run or memory of a function.
 
     Raises (the result, when called):
         InvalidArguments: a branch on data, or arithmetic in place on an argument; the message names the line.
-        Unimplemented, InvalidDataType: something that is not pointwise arithmetic; likewise.
+        Unimplemented, InvalidDataType: something that is not pointwise arithmetic; the message names the line.
     """
     if fn is None:
         again: Any = fuse
@@ -83,7 +82,7 @@ def fuse(
     check_rounding(rounding)
     if isinstance(fn, nn.Module):
         if dry_run:
-            from opgraph.torch.explain import explain, foresee  # nobody else needs them
+            from opgraph.torch.explain import explain, foresee  # imported late: only needed here
 
             return explain(fn, *inputs) if inputs else foresee(fn)
         return fuse_module(fn, rounding, memory)
@@ -115,20 +114,20 @@ def fuse(
 
 
 class FusedFunction(Wrapper):
-    """A function whose arithmetic on data runs in one kernel; what `fuse` makes of a function.
+    """A function whose arithmetic on data runs in one kernel; the result of `fuse` for a function.
 
     Args:
         fn: the function.
-        make_op: Traced -> `op(*tensors)`, which returns one tensor per output of its graph; asked once per graph.
+        make_op: Traced -> `op(*tensors)`, which returns one tensor per output of its graph; called once per graph.
         as_eager: see Tracer.
 
     Attributes:
         tracer: leads to its graphs.
-        plans: what lets calls do without running the function.
-        why_rerun: why it is run at each call; "" where it is not.
+        plans: replace runs of the function in calls that they cover.
+        why_rerun: the reason why it is run at each call; "" if it is not.
 
-    In the body of a class it is a method. It is pickled as functions are, by its name; where that name means the
-    function that it was made of, with this one's name and the rounding.
+    In the body of a class it is a method. It is pickled by its name, like a function. If that name refers to the
+    original function, it is pickled as the original function's name and the rounding.
     """
 
     def __init__(
@@ -144,9 +143,9 @@ class FusedFunction(Wrapper):
         self._odd_calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns."""
+        """The result of the function."""
         if _dynamo():
-            return self.__wrapped__(*args, **kwargs)  # torch.compile sees the function as it was written
+            return self.__wrapped__(*args, **kwargs)  # torch.compile traces the original function
         for plan in self.plans:
             found = plan.call(args, kwargs)
             if found is None:
@@ -211,9 +210,9 @@ class FusedFunction(Wrapper):
         return self
 
     def __deepcopy__(self, memo: Any) -> FusedFunction:
-        if isinstance(self.__wrapped__, MethodType):  # which is copied with what it is a method of
+        if isinstance(self.__wrapped__, MethodType):  # it is copied with the object that it is bound to
             return FusedFunction(copy.deepcopy(self.__wrapped__, memo), self._make_op, as_eager=self._as_eager)
-        return self  # as a function
+        return self  # like a function
 
     def __repr__(self) -> str:
         return f"<fused {self.__wrapped__!r}>"

@@ -1,11 +1,11 @@
 """`fuse` for modules: the forward is compiled by torch.compile with opgraph's backend.
 
-Only the instance's `forward` is wrapped: class, parameters, buffers and state_dict keys stay, and `unfuse` takes the
-wrapper off. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. Where somebody else traces
-or transforms the model (an exporter, torch.compile around it, torch.func), its own forward runs.
+Only the instance's `forward` is wrapped: class, parameters, buffers and state_dict keys stay, and `unfuse` removes the
+wrapper. Hooks, parametrizations, train() and eval(), deepcopy and pickle work as before. While other code traces or
+transforms the model (an exporter, torch.compile around it, torch.func), its own forward runs.
 
 A module that turns out to be one activation (`graph.single_activation`) runs as a fused function: Dynamo's guards and
-AOTAutograd's wrappers take 30 us, in which its kernels would run several times.
+AOTAutograd's wrappers take 30 us, several times as long as its kernels.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class _IsSingle(Exception):  # noqa: N818 - it ends a call before its first grap
     """The module that is called is one activation."""
 
 
-_making = RLock()  # held while what threads share is made
+_making = RLock()  # held while objects that threads share are made
 
 
 class _Code:
-    """What was compiled of a forward, for a module and for deep copies of it.
+    """The compiled code of a forward, for a module and for deep copies of it.
 
-    Dynamo guards on what it reads of a module, and parameters are inputs of its graphs: a copy that is like the module
-    compiles nothing. Where copies differ in so many ways that Dynamo's limit is reached, each compiles for itself.
+    Dynamo guards on what it reads of a module, and parameters are inputs of its graphs: for a copy that is like the
+    module, nothing is compiled. If copies differ in so many ways that Dynamo's limit is reached, each has its own code.
 
     Args:
         backend: makes the backend for its graphs.
@@ -57,8 +57,8 @@ class _Code:
 
     Attributes:
         caller: a reference to the forward that was called last.
-        is_full: whether Dynamo compiles a function of it no more.
-        is_single: whether it turned out to be one activation.
+        is_full: True if Dynamo no longer compiles a function of it.
+        is_single: True if it turned out to be one activation.
     """
 
     def __init__(self, backend: Callable[[], Callable[..., Any]], owner: ReferenceType[FusedForward]) -> None:
@@ -68,8 +68,8 @@ class _Code:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """The compiled function; torch's compilers are imported where it is first called."""
-        with _making:  # another thread may have been here, and compiled with what it got
+        """The compiled function; torch's compilers are imported when it is first called."""
+        with _making:  # another thread may have made it already, and compiled with it
             if "run" not in self.__dict__:
                 self.__dict__["run"] = isolated(forward_of, self._backend(), self._failed, self._limited)
             return cast("Callable[..., Any]", self.__dict__["run"])
@@ -89,12 +89,12 @@ class FusedForward(Wrapper):
     """A module's `forward`, compiled when it is first called.
 
     Args:
-        module: whose forward.
-        instead: what stood in the instance's place before, if anything (a forward that another library put there).
+        module: the module of the forward.
+        instead: the forward that the instance had before, if any (put there by another library).
         rounding, memory: as `fuse` takes them.
 
     Attributes:
-        limits: the functions that Dynamo compiles no more, because it has done so as often as its limit allows.
+        limits: the functions that Dynamo no longer compiles, because its limit of compilations is reached.
     """
 
     def __init__(
@@ -118,13 +118,13 @@ class FusedForward(Wrapper):
         self.limits: tuple[str, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's own forward returns."""
+        """The result of the module's own forward."""
         if is_transformed():
-            return called_for_onnx(self.original, args, kwargs)  # part of what goes on around it
+            return called_for_onnx(self.original, args, kwargs)  # part of the trace or transform around it
         return self._run(self._called(sys._getframe(1)), args, kwargs)
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """What the forward of a module returns that has this wrapper: `self.module`, or a copy of it."""
+        """The result of the forward of a module that has this wrapper: `self.module`, or a copy of it."""
         code = self._compiled or self._first_code()
         if code.is_full and code.owner is not self._reference:
             code = self._compile()
@@ -166,15 +166,15 @@ class FusedForward(Wrapper):
         return result
 
     def _first(self, code: _Code, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """A call that may capture the model for the first time; as it was written where parameters are made in it, from
-        random numbers that a capture would draw twice."""
+        """Makes a call that may capture the model for the first time. If the call initializes lazy parameters, it runs
+        as it was written: a capture would draw their random numbers twice."""
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             return forward_of(module, self.instead, *args, **kwargs)
         captured, has_run, is_alone = list[Captured](), set[bool](), False
         thread, before = get_ident(), len(graph_break_reasons())
 
         def note() -> None:
-            """Called when a graph begins to run; in the first one nothing else of the call has run."""
+            """Called when a graph begins to run; before the first one, nothing else of the call has run."""
             if get_ident() != thread:
                 return
             is_first = not has_run and on_run[-1] is note and len(graph_break_reasons()) == before
@@ -190,7 +190,7 @@ class FusedForward(Wrapper):
             is_alone = True
         finally:
             on_run.remove(note)
-        if is_alone:  # where the function cannot run, the compiled graph does: nothing may end that
+        if is_alone:  # if the function cannot run, the compiled graph does: nothing may end that run
             code.is_single = True
             self._be_single()
             return self._run(module, args, kwargs)
@@ -206,17 +206,17 @@ class FusedForward(Wrapper):
         self._single = Single(self.module, self.rounding)
 
     def _may_be_single(self, module: nn.Module) -> bool:
-        """Whether a call may run the module as a function. Activation checkpointing compares what is kept in two calls,
-        which therefore run alike."""
+        """True if a call may run the module as a function. Activation checkpointing compares the saved tensors of two
+        calls, which must therefore run alike."""
         return self.instead is None and module is self.module and not has_saved_tensors_hooks()
 
     def _failed(self, error: BaseException) -> bool:
-        """Notes that torch could not capture a part of a call, which therefore runs as it was written: whether it may.
-        (Errors of the user's program are raised there, by the line that makes them.)"""
+        """Notes that torch could not capture a part of a call; True if that part may run as it was written.
+        (Errors of the user's program are raised there, by the line that causes them.)"""
         if isinstance(getattr(error, "inner_exception", None), OpGraphError):
             return False
         lines = str(error).splitlines()  # "backend='compile' raised:", and what it raised
-        if not lines or not lines[0]:  # an assertion without words
+        if not lines or not lines[0]:  # an assertion without a message
             lines = [type(error).__name__]
         self._failure = (
             f"torch.compile cannot capture it: {' '.join(lines[:2] if lines[0].endswith(':') else lines[:1])}"
@@ -224,12 +224,12 @@ class FusedForward(Wrapper):
         return True
 
     def _limited(self, what: str) -> None:
-        """Notes that Dynamo compiles a function no more; the call that it does so in goes on."""
+        """Notes that Dynamo no longer compiles a function; the current call continues."""
         self._limit = None if self.limits else what
         self.limits = (*self.limits, what)
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward as it was."""
+        """The result of the original forward."""
         return forward_of(self.module, self.instead, *args, **kwargs)
 
     def _compile(self, make: Callable[..., Callable[..., Any]] = compiler) -> _Code:
@@ -241,16 +241,16 @@ class FusedForward(Wrapper):
             return self._compiled or self._compile()
 
     def _called(self, caller: FrameType) -> nn.Module:
-        """The module that is called: a shallow copy (`copy.copy`, a replica of DataParallel) has this same object in
-        its __dict__, and parameters of its own, and only the frame of Module.__call__ has it."""
+        """The module that is called. A shallow copy (`copy.copy`, a replica of DataParallel) has this same object in
+        its __dict__, but its own parameters. Only the frame of Module.__call__ contains that copy."""
         found = caller.f_locals.get("self") if caller.f_code in MODULE_CALLERS else None
         is_copy = isinstance(found, nn.Module) and found.__dict__.get("forward") is self
         return found if is_copy and found is not None else self.module
 
     @property
     def __func__(self) -> Callable[..., Any]:
-        """The call with the module as its first argument, as bound methods have it. `accelerate` wraps that function
-        and binds it to the module again; a deep copy of what is bound belongs to the copied module."""
+        """The call with the module as its first argument, as in bound methods. `accelerate` wraps that function and
+        binds it to the module again; a deep copy of the bound method belongs to the copied module."""
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_transformed():
@@ -263,16 +263,16 @@ class FusedForward(Wrapper):
 
     @property
     def __wrapped__(self) -> Any:
-        """The forward as it was, for those who ask for its signature."""
+        """The original forward, for callers that read its signature."""
         return self.instead if self.instead is not None else type(self.module).forward.__get__(self.module)
 
     @property
     def __code__(self) -> Any:
-        """As above: torch.export reads the names of arguments from it."""
+        """The code of the original forward: torch.export reads the names of arguments from it."""
         return getattr(self.__wrapped__, "__code__", None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedForward:
-        """The forward of a copied module, with what was or will be compiled for this one."""
+        """The forward of a copied module; it shares the compiled code of this one, also code compiled later."""
         code = self._compiled or self._first_code()
         made = memo[id(self)] = type(self).__new__(type(self))
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
@@ -284,7 +284,7 @@ class FusedForward(Wrapper):
         self.__dict__.update(state, _reference=ref(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what was compiled."""
+        """The state without compiled code."""
         return {
             **self.__dict__,
             "_compiled": None,
@@ -301,7 +301,7 @@ class FusedForward(Wrapper):
 
 
 def forward_of(module: nn.Module, instead: Callable[..., Any] | None, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that torch.compile captures: calls the forward that a fused module would have otherwise."""
+    """The function that torch.compile captures: calls the forward that a fused module would have without `fuse`."""
     return type(module).forward(module, *args, **kwargs) if instead is None else instead(*args, **kwargs)
 
 
@@ -309,7 +309,7 @@ def fuse_module(model: nn.Module, rounding: str = "store", memory: Memory = "lea
     """Wraps the forward of a module; a module that is fused already keeps its wrapper and takes the new choices.
 
     Raises:
-        InvalidArguments: there is no such rounding, or choice of memory; nothing is wrapped then.
+        InvalidArguments: an unknown rounding, or an unknown choice of memory; nothing is wrapped then.
     """
     check_rounding(rounding)
     check_memory(memory)
@@ -321,10 +321,10 @@ def fuse_module(model: nn.Module, rounding: str = "store", memory: Memory = "lea
 
 
 def unfuse(model: nn.Module) -> nn.Module:
-    """Undoes `fuse` for the module and all that it is made of.
+    """Undoes `fuse` for a module and all modules in it.
 
     Raises:
-        InvalidArguments: this is no module.
+        InvalidArguments: the model is no module.
     """
     if not isinstance(model, nn.Module):
         raise InvalidArguments(
@@ -337,7 +337,7 @@ def unfuse(model: nn.Module) -> nn.Module:
 
 
 def _put_back(module: nn.Module, forward: Callable[..., Any] | None) -> None:
-    """Gives an instance the forward that it had before fusing; None: that of its class."""
+    """Restores the forward that an instance had before fusing; None: that of its class."""
     if forward is None:
         del module.__dict__["forward"]
     else:
@@ -345,13 +345,13 @@ def _put_back(module: nn.Module, forward: Callable[..., Any] | None) -> None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a module's calls run compiled code: it is fused, or torch.compile has wrapped it."""
+    """True if a module's calls run compiled code: it is fused, or torch.compile has wrapped it."""
     return isinstance(module.__dict__.get("forward"), FusedForward) or is_wrapped(module)
 
 
 @contextmanager
 def compiled_apart(model: object) -> Iterator[None]:
-    """While this lasts, fused modules in a model compile anew; what they compiled before comes back afterwards."""
+    """Inside this context, fused modules in a model compile anew; afterwards their earlier code is restored."""
     forwards = _fused_forwards(model)
     held = [(forward._compiled, forward._single, forward._looks) for _, forward in forwards]
     for _, forward in forwards:
@@ -366,7 +366,7 @@ def compiled_apart(model: object) -> Iterator[None]:
 
 @contextmanager
 def fused_apart(model: nn.Module) -> Iterator[None]:
-    """While this lasts, a module is fused, as it was before or as `fuse` does it, and compiles anew."""
+    """Inside this context, a module is fused, as it was before or as by `fuse`, and compiles anew."""
     before = model.__dict__.get("forward")
     fused = isinstance(before, FusedForward)
     if not fused:
@@ -381,7 +381,7 @@ def fused_apart(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unfused(model: object) -> Iterator[None]:
-    """While this lasts, a model runs as if no module in it were fused."""
+    """Inside this context, a model runs as if no module in it were fused."""
     forwards = _fused_forwards(model)
     for module, _ in forwards:
         unfuse(module)
@@ -393,7 +393,7 @@ def unfused(model: object) -> Iterator[None]:
 
 
 def reached_limits(model: object) -> tuple[str, ...]:
-    """Where calls of fused modules in a model reached Dynamo's recompile limit."""
+    """The functions of fused modules in a model whose calls reached Dynamo's recompile limit."""
     return tuple(limit for _, forward in _fused_forwards(model) for limit in forward.limits)
 
 

@@ -1,6 +1,6 @@
-"""NAF1: a trainable activation of fractional order, as it was posted, only its buffer made a tensor.
+"""NAF1: a trainable activation of fractional order, as it was posted, except that its buffer is a tensor.
 
-What opgraph started from, and what `opgraph demo` begins with. Source: the fractional derivative of SELU by
+opgraph started from this activation, and `opgraph demo` begins with it. Source: the fractional derivative of SELU by
 Gruenwald-Letnikov, as a PyTorch user wrote it: arithmetic of the order in Python, a recursive gamma function with a
 branch on its argument, and torch.where around both halves.
 """
@@ -14,7 +14,7 @@ from torch import nn
 
 
 def gamma(x: torch.Tensor, t: float = 0.01) -> torch.Tensor:
-    """The gamma function of a tensor of no dimension, left of t by reflection; pushed off the poles."""
+    """The gamma function of a 0-d tensor, by reflection below t; arguments at poles are shifted."""
     if x < t:
         if torch.abs(x - torch.round(x)) < 1e-4:
             x = x + 1e-4
@@ -34,7 +34,7 @@ class NAF1(nn.Module):
         self.register_buffer("h", torch.tensor(1.0))  # posted: register_buffer("h", [1.0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the shape of x."""
+        """The activation of x, of the same shape."""
         order = torch.sigmoid(self.frac_order) * 1.8 + 0.1
         positive = torch.where(x > 0, x, 1.0)
         negative = torch.where(x <= 0, x, 1.0)
@@ -48,6 +48,6 @@ class NAF1(nn.Module):
 
 
 def with_order(order: float) -> NAF1:
-    """NAF1 whose order is about `order` at the start."""
+    """NAF1 with an initial order of about `order`."""
     p = (order - 0.1) / 1.8
     return NAF1(math.log(p / (1 - p)))

@@ -21,7 +21,7 @@ from opgraph.torch.tracing.trace import Output
 
 
 class _Pointwise(nn.Module):
-    """A module with a formula: how it is run is this class's business."""
+    """A module with a formula, which this class fuses and runs."""
 
     inplace = False
 
@@ -50,18 +50,18 @@ class _Pointwise(nn.Module):
 
 
 class Swish(_Pointwise):
-    """x * sigmoid(alpha * x), elementwise. Keeps x alone for backward, and alpha, which exists anyway.
+    """x * sigmoid(alpha * x), elementwise. Saves only x for backward, and alpha, which exists anyway.
 
     Args:
-        alpha: its (first) value.
-        trainable: whether it is a parameter, `alpha` in the state_dict.
-        num_parameters: 1, or the size of dimension 1 of the inputs for one alpha per channel, as nn.PReLU has it.
+        alpha: its (initial) value.
+        trainable: True if it is a parameter, `alpha` in the state_dict.
+        num_parameters: 1, or the size of dimension 1 of the inputs for one alpha per channel, as in nn.PReLU.
         inplace: the result is written into the input. Without gradients that allocates nothing. With gradients a copy
-            of the input is kept for backward (two inputs have the same swish, so the result does not do), which saves
-            nothing; nn.SiLU(inplace=True) does the same.
+            of the input is saved for backward (two inputs have the same swish, so the result is not enough), so that no
+            memory is saved; nn.SiLU(inplace=True) does the same.
 
     Shapes: any; [N, C, ...] with num_parameters = C > 1. Dtypes: floats; the result has that of x. A trainable alpha
-    keeps its own dtype, and x meets it in the wider of the two, inside the kernel.
+    keeps its own dtype; the kernel computes in the wider of the dtypes of x and alpha.
 
     Raises:
         InvalidArguments: several alphas that are not trainable; an alpha that is no number; when called, another number
@@ -99,7 +99,7 @@ class Swish(_Pointwise):
         return lambda x: x * torch.sigmoid(alpha * x) if alpha != 1.0 else x * torch.sigmoid(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the shape and dtype of x."""
+        """The swish of x, of the same shape and dtype."""
         alpha = self.alpha
         if not isinstance(alpha, torch.Tensor):
             return self._run(x)
@@ -130,14 +130,14 @@ class SwiGLU(_Pointwise):
         dim: the dimension that is cut in two.
         gate: "first": the first half is the gate, as in the gate_up_proj of Llama-like models and in ONNX models made
             from them; "second": the second half, as in torch's F.glu.
-        alpha: of the swish.
-        limit: if given, the gate is cut off above it, and up outside [-limit, limit].
+        alpha: the alpha of the swish.
+        limit: if given, the gate is clamped above it, and up outside [-limit, limit].
         offset: added to up (1.0 in the clamped form of gpt-oss, with alpha=1.702, limit=7.0).
 
-    Shapes: [..., 2 n, ...] -> [..., n, ...], or two of [..., n, ...]. Dtypes: floats. Keeps its input alone.
+    Shapes: [..., 2 n, ...] -> [..., n, ...], or two of [..., n, ...]. Dtypes: floats. Saves only its input.
 
     Raises:
-        InvalidArguments: a `gate` that is neither, what is no number; when called, an odd size.
+        InvalidArguments: another `gate`, a value that is no number; when called, an odd size.
 
     Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202).
     """
@@ -174,7 +174,7 @@ class SwiGLU(_Pointwise):
         return swiglu
 
     def forward(self, x: torch.Tensor, up: torch.Tensor | None = None) -> torch.Tensor:
-        """Of x, or of `x` as the gate and `up`."""
+        """The SwiGLU of x, or of `x` as the gate and `up`."""
         if up is not None:
             return self._run(x, up)
         if x.shape[self.dim] % 2:
@@ -198,16 +198,16 @@ class Activation(_Pointwise):
     """`fn(x, **params)` with trainable parameters.
 
     Args:
-        fn: a function of torch ops, pointwise in x (what `fuse` takes); plain, or fused already.
-        inplace: the result is written into x; see `overwrite` for what that saves when.
-        params: by name, their first values: a number (a parameter of no dimension) or a tensor. They are in the
-            state_dict under these names.
+        fn: a function of torch ops, pointwise in x (as for `fuse`); plain, or fused already.
+        inplace: the result is written into x; see `overwrite` for the memory that this saves.
+        params: the initial values by name: a number (a 0-d parameter) or a tensor. They are in the state_dict under
+            these names.
 
     Example: `Activation(lambda x, a: x * torch.sigmoid(a * x), a=1.0)`.
 
     Raises:
-        InvalidArguments: a name that modules use themselves or the function does not know, one that it misses, a value
-            that is neither a number nor a float tensor.
+        InvalidArguments: a name that modules use themselves, or that is no parameter of the function; a missing
+            parameter; a value that is neither a number nor a float tensor.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ def _odd(value: Any, where: str, name: str, wanted: str) -> InvalidArguments:
 def _check_names(fn: Callable[..., torch.Tensor], params: Iterable[str]) -> None:
     try:
         inspect.signature(fn).bind(None, **dict.fromkeys(params))
-    except ValueError:  # of C: it does not say what it takes
+    except ValueError:  # a C function without a signature
         return
     except TypeError as error:
         name = getattr(fn, "__name__", "fn")
@@ -277,20 +277,20 @@ def _first_value(name: str, value: Any) -> torch.Tensor:
 
 
 def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-    """Gives x the values of `fused(x, *others)`; returns x.
+    """Writes the values of `fused(x, *others)` into x; returns x.
 
-    What `x.relu_()` means to torch holds: x has the result afterwards, whoever holds it sees it, and autograd knows.
+    It behaves like `x.relu_()` in torch: x has the result afterwards, for all references to x, and autograd records it.
     - Without gradients the kernel writes into x. Nothing is allocated.
-    - With gradients, where the backward pass does with the result (ReLU, LeakyReLU, Elu, Tanh, Sigmoid ...): the same,
-      and the result is what is kept.
-    - With gradients that need x itself (Swish and most others): a copy of x is kept, as by torch's silu(inplace=True).
+    - With gradients, if the result is enough for the backward pass (ReLU, LeakyReLU, Elu, Tanh, Sigmoid ...): the same,
+      and the result is saved.
+    - With gradients that need x itself (Swish and most others): a copy of x is saved, as in torch's silu(inplace=True).
 
     Args:
         fused: a function made by `fuse`; its result has the shape and dtype of x.
 
     Raises:
         InvalidArguments: x is a parameter (or another leaf that requires a gradient), while gradients are recorded.
-        RuntimeError: torch does not allow to write into x: it shares memory with itself, its shape or dtype differ.
+        RuntimeError: torch does not allow writes into x: it shares memory with itself, or its shape or dtype differ.
     """
     grad = torch.is_grad_enabled()
     if grad and x.requires_grad and x.is_leaf:
@@ -321,7 +321,7 @@ def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tenso
 
 
 def _fits(traced: Any, place: int, x: torch.Tensor) -> bool:
-    """Whether the one result is like x, and x is memory without gaps or overlaps."""
+    """True if the only result has the shape and dtype of x, and the memory of x has no gaps or overlaps."""
     if type(traced.outputs) is not Output or len(traced.graph.outputs) != 1:
         return False
     out, own = traced.graph.outputs[0], traced.graph.inputs[place]

@@ -1,4 +1,4 @@
-"""Small networks for 32x32 images whose activation is an argument: what an activation costs is asked of a network.
+"""Small networks for 32x32 images whose activation is an argument, to measure its cost in a network.
 
 ResNet-18 and -50 (He et al. 2015, arXiv:1512.03385) in their CIFAR form: a 3x3 stem, no pooling after it.
 EfficientNet-B0 (Tan and Le 2019, arXiv:1905.11946) with a stem of stride 1. Weights are torch's random ones.
@@ -16,7 +16,7 @@ Activation = Callable[[], nn.Module]
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut. [N, I, H, W] -> [N, O, H / stride, W / stride]."""
+    """Two 3x3 convolutions with a shortcut. [N, I, H, W] -> [N, O, H / stride, W / stride]."""
 
     expansion = 1
 
@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1x1, 3x3 and 1x1 beside a shortcut; four times as many channels come out as `width`."""
+    """1x1, 3x3 and 1x1 convolutions with a shortcut; the result has four times `width` channels."""
 
     expansion = 4
 
@@ -103,7 +103,7 @@ class ResNet(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Scales the channels by what a small network makes of their means."""
+    """Scales the channels by factors that a small network computes from their means."""
 
     def __init__(self, channels: int, squeezed: int, activation: Activation) -> None:
         super().__init__()
@@ -112,13 +112,13 @@ class SqueezeExcite(nn.Module):
         self.expand = nn.Conv2d(squeezed, channels, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Of the shape of x."""
+        """The scaled channels, of the shape of x."""
         means = x.mean((2, 3), keepdim=True)
         return x * torch.sigmoid(self.expand(self.act(self.reduce(means))))
 
 
 class MBConv(nn.Module):
-    """Expansion, depthwise convolution, squeeze and excitation, projection; beside a shortcut where shapes agree."""
+    """Expansion, depthwise convolution, squeeze and excitation, projection; with a shortcut if the shapes agree."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, stride: int, expansion: int, activation: Activation
@@ -189,7 +189,7 @@ def efficientnet_b0(activation: Activation = nn.SiLU, classes: int = 10) -> Effi
     return EfficientNet(activation, classes)
 
 
-#: Name -> how to make it, given an activation.
+#: Name -> function that makes the network with an activation.
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
