@@ -1,1 +1,1 @@
-"""What is kept for backward and the peak: measured, told and drawn."""
+"""Tensors kept for backward and the memory peak: measurement, reports and drawings."""

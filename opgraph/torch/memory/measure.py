@@ -1,4 +1,4 @@
-"""`saved_tensors`: what a model or a function keeps for backward, measured by running it once."""
+"""`saved_tensors`: measures the tensors that a model or a function keeps for backward, in one run."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def saved_tensors(
     after: MemoryReport | None = None,
     **kwargs: Any,
 ) -> MemoryReport:
-    """What is kept for backward, tensor by tensor, and the memory over one forward and one backward pass.
+    """Measures the tensors kept for backward, one by one, and the memory over one forward and one backward pass.
 
     The model runs once in each direction. Afterwards its buffers, the gradients of its parameters and the state of
-    the random number generators are what they were.
+    the random number generators are as before.
 
     Args:
         model_or_fn: a module, or any function of tensors.
-        inputs, kwargs: what it is called with; tensors of any shape, dtype and device. Where neither they nor the
-            model's parameters require a gradient, every floating input is made to.
+        inputs, kwargs: its arguments; tensors of any shape, dtype and device. If neither they nor the model's
+            parameters require a gradient, every floating input is made to require one.
         dry_run: run on shapes alone: nothing large is allocated or computed, so that a batch may be larger than the
-            memory. What is computed from parameters and scalars alone keeps its values, and may steer branches.
-            What a library decides only when it runs is not known: the workspaces of recurrent layers, which
-            `uncounted` of the report names. Fused models are captured anew, and their programs run without kernels:
-            memory is taken and given back as in a real run.
-        after: a report on the same model after a change, to be shown beside this one.
+            memory. Results of parameters and scalars alone keep their values, and may control branches. Sizes that a
+            library chooses only when it runs are unknown: the workspaces of recurrent layers, which `uncounted` of the
+            report lists. Fused models are captured anew, and their programs run without kernels: memory is allocated
+            and freed as in a real run.
+        after: a report on the same model after a change, to be shown next to this one.
 
-    Returns: the report; `print` shows it as tables, `.to_dict()` gives it as data, `.plot(path)` draws it.
+    Returns: the report; `print` shows it as tables, `.to_dict()` returns it as data, `.plot(path)` draws it.
 
     Raises:
         InvalidArguments: neither a module nor a function.
-        Unimplemented: in a dry run, the forward pass asks for the value of a tensor that has none, or an input is a
-            nested tensor; or it calls `torch.func.grad` and the like, which refuse saved-tensor hooks.
+        Unimplemented: in a dry run, the forward pass reads the value of a tensor that has none, or an input is a nested
+            tensor; or it calls `torch.func.grad` and the like, which reject saved-tensor hooks.
 
-    Source: `torch.autograd.graph.saved_tensors_hooks` for what is kept, a dispatch mode for the memory over time.
+    Source: `torch.autograd.graph.saved_tensors_hooks` for the kept tensors, a dispatch mode for the memory over time.
     """
     if not callable(model_or_fn):
         raise InvalidArguments(
@@ -83,10 +83,10 @@ def measured(
     dry_run: bool = False,
     differentiates: bool = True,
 ) -> tuple[MemoryReport, list[Run]]:
-    """The report of `saved_tensors`, and what ran of captured graphs.
+    """The report of `saved_tensors`, and the runs of captured graphs.
 
     Args:
-        differentiates: whether the inputs are made to require gradients where nothing else does.
+        differentiates: True if the inputs are made to require gradients where nothing else does.
     """
     label = getattr(model_or_fn, "__name__", type(model_or_fn).__name__)
     if dry_run and any(tensor.is_nested for tensor in tensors_in((inputs, kwargs))):
@@ -101,7 +101,7 @@ def measured(
         stack.enter_context(set_checkpoint_debug_enabled(False))  # with it a region can run again once only
         stack.enter_context(_unchanged(model_or_fn, tensors_in((inputs, kwargs))))
         if dry_run:
-            # Torch looks at the .grad of every real tensor that meets a fake one, and warns of what it finds.
+            # Torch reads the .grad of every real tensor that is an operand next to a fake one, and warns about it.
             stack.enter_context(warnings.catch_warnings())
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")
             stack.enter_context(_quiet())
@@ -112,7 +112,7 @@ def measured(
         force = differentiates and not any(t.requires_grad for t in parameters + tensors_in((inputs, kwargs)))
         if force:
             notes.append("nothing required a gradient: the floating inputs were made to")
-        leaf = lru_cache(None)(partial(_leaf, force=force))  # of a tensor that is given twice there is one
+        leaf = lru_cache(None)(partial(_leaf, force=force))  # one for a tensor that is given twice
         inputs, kwargs = tree_map_only(torch.Tensor, leaf, (inputs, kwargs))
         given = tensors_in((inputs, kwargs))
         roles = Roles(model_or_fn, given, existing_storages())
@@ -157,7 +157,7 @@ _REAL_RUN = "measure it on real tensors: saved_tensors(..., dry_run=False), `opg
 
 
 def _backward(outputs: list[torch.Tensor], leaves: list[torch.Tensor]) -> tuple[object, list[str]]:
-    """Runs the backward pass: the gradients, and what prevented them, for people."""
+    """Runs the backward pass; returns the gradients, and notes for the user on what prevented them."""
     outputs = [output for output in outputs if output.requires_grad]
     if not leaves:
         return None, ["no output requires a gradient: nothing is kept for backward"]
@@ -175,14 +175,14 @@ def line_raising(error: BaseException) -> str:
 
 
 def _leaf(tensor: torch.Tensor, force: bool) -> torch.Tensor:
-    """The same memory, cut off from the graph that the caller's tensor may belong to."""
+    """A leaf with the same memory, detached from the graph that the caller's tensor may belong to."""
     able = tensor.is_floating_point() or tensor.is_complex()
     return tensor.detach().requires_grad_(tensor.requires_grad or (force and able))
 
 
 @contextmanager
 def _unchanged(model: object, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Buffers and random number generators are afterwards what they were."""
+    """Restores buffers and random number generators afterwards."""
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     named = [(module._buffers, dict(module._buffers)) for module in modules]
     buffers = list({buffer: None for module in modules for buffer in module.buffers(recurse=False)})
@@ -193,18 +193,18 @@ def _unchanged(model: object, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
         try:
             yield
         finally:
-            for own, before in named:  # the forward may have put another tensor in the place of one
+            for own, before in named:  # the forward may have replaced a buffer by another tensor
                 if [(name, id(b)) for name, b in own.items()] != [(name, id(b)) for name, b in before.items()]:
                     own.clear()
                     own.update(before)
             for buffer, copy in saved:
-                # By `data`: a graph of the caller's that has saved the buffer must not find a newer version of it.
+                # Through `data`: a graph of the caller that has saved the buffer must not find a newer version of it.
                 buffer.data.copy_(copy)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch logs a traceback of its own where an op refuses shapes; the error that it raises says the same."""
+    """Suppresses the traceback that torch logs when an op rejects shapes; the raised error contains the same."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, logger.disabled = logger.disabled, True
     try:
@@ -239,11 +239,11 @@ _DTYPE_NAMES = {**NAMES, torch.float8_e4m3fn: "f8_e4m3", torch.float8_e5m2: "f8_
 
 
 class Roles:
-    """Whose memory a storage is.
+    """The roles of storages: weights, inputs, and so on.
 
     Args:
         model: its parameters and buffers are weights.
-        inputs: what it is called with.
+        inputs: the tensors among its arguments.
         existing: key -> storage of everything that existed before the run.
     """
 
@@ -273,9 +273,9 @@ class Roles:
 
 
 def kept_entries(recorder: Recorder, roles: Roles, watch: Watch, outputs: Any) -> tuple[tuple[Kept, ...], int]:
-    """The entries, and the bytes that are alive though neither kept nor an output.
+    """The entries, and the bytes that are alive but neither kept nor an output.
 
-    The recorder forgets the tensors that it holds, so that backward frees them as it would without it.
+    The recorder drops the tensors that it holds, so that backward frees them as it would without the recorder.
     """
     found: list[Packed | Attribute] = [*recorder.kept(), *recorder.attributes]
     recorder.attributes.clear()

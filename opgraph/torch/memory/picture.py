@@ -1,4 +1,4 @@
-"""The picture of a report: what each layer keeps, and memory over the forward and the backward pass."""
+"""The picture of a report: bytes kept by each layer, and memory over the forward and the backward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.torch.memory.report import Group, MemoryReport
 from opgraph.torch.memory.report_text import size
 from opgraph.torch.memory.storage_trace import BACKWARD, FORWARD
 
-#: Bars are drawn for so many layers at most, the largest; one more stands for the rest.
+#: Bars are drawn for at most this many layers, the largest; one more entry stands for the rest.
 MAX_BARS = 60
 
 _WIDTH, _MARGIN, _CHAR = 960.0, 24.0, 6.7  # advance of one character of the 11 px monospaced text
@@ -68,8 +68,8 @@ def svg_text(report: MemoryReport) -> str:
 
 
 def with_light(style: str) -> str:
-    """A style whose colours are variables, with each one's first value before it: without it, a viewer that knows no
-    variables paints all black."""
+    """A style with colour variables, with the first value of each variable before its use: otherwise a viewer without
+    support for variables paints all black."""
     light = dict(reversed(re.findall(r"--([\w-]+): (#\w+)", style)))
     return re.sub(r"([\w-]+): var\(--([\w-]+)\)", lambda m: f"{m[1]}: {light[m[2]]}; {m[0]}", style)
 
@@ -90,7 +90,7 @@ def _summary(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
 
 
 def _bars(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
-    """Horizontal bars, one for each layer (or line, or op, where there is one layer); returns where they end."""
+    """Horizontal bars, one for each layer (or line, or op, if there is one layer); returns the y of their end."""
     title, labelled, rest = _rows(report)
     largest = max((_length(g) for _, g in labelled), default=1)
     left = _MARGIN + min(44, max((len(label) for label, _ in labelled), default=0)) * _CHAR + 10
@@ -125,14 +125,14 @@ def _bars(svg: ElementTree.Element, report: MemoryReport, y: float) -> float:
 
 
 def _rows(report: MemoryReport) -> tuple[str, list[tuple[str, Group]], list[Group]]:
-    """A title, what to draw, and what is too small or too much for that."""
+    """A title, the groups to draw, and the groups that are too small or too many for that."""
     if len(report.modules) > 1:
         title, groups = "by module", [(f"{g.of[0] or '(itself)'} {g.of[2]}", g) for g in report.modules]
     elif report.lines:
         title, groups = "by line of source", [(f"{os.path.basename(g.of[0])} {g.of[1]}", g) for g in report.lines]
     else:
         title, groups = "by op", [(g.of[0] or "(not in the graph)", g) for g in report.ops]
-    # What is far too small to be seen would only push the rest down the page.
+    # Bars that are far too small to be seen would only push the rest down the page.
     seen = [i for i, (_, g) in enumerate(groups) if _length(g) >= max(report.totals.kept // 1000, 1)]
     drawn = set(sorted(seen, key=lambda i: -_length(groups[i][1]))[:MAX_BARS])
     rest = [g for i, (_, g) in enumerate(groups) if i not in drawn]
@@ -189,7 +189,7 @@ def _course(report: MemoryReport, left: float, middle: float, right: float) -> l
 
 
 def _tick(highest: int) -> int:
-    """A step of 1, 2 or 5 times a power of ten, in the unit that `size` writes, so that 3 to 6 fit."""
+    """A step of 1, 2 or 5 times a power of ten, in the unit that `size` writes, so that 3 to 6 steps fit."""
     unit = 1 if highest < 1024 else 2**10 if highest < 2**20 else 2**20
     step = 1
     factors: Sequence[int] = (2, 5, 10)
@@ -202,7 +202,7 @@ def _tick(highest: int) -> int:
 
 
 def _shown(text: str, limit: int) -> str:
-    """Printable text of at most so many characters: names of modules and lines of source are anybody's."""
+    """Printable text of at most `limit` characters: names of modules and lines of source may contain anything."""
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""What the backward pass computes again of the forward pass: which op of which module, and what that saves in bytes."""
+"""The ops of the forward pass that the backward pass recomputes: their modules, and the bytes that this saves."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Run:
     """A run of a captured graph's program.
 
     Attributes:
-        program: what ran.
-        in_backward: whether it ran in the backward pass.
-        origins: of the program's nodes, with the names that modules have in the model.
+        program: the program that ran.
+        in_backward: True if it ran in the backward pass.
+        origins: the origins of the program's nodes, with the names that modules have in the model.
     """
 
     program: Program
@@ -34,13 +34,13 @@ class Recomputed:
     """An op of the forward pass that the backward pass runs again.
 
     Attributes:
-        module, module_class: whose op it is; `module` is "" for the whole model.
+        module, module_class: the module of the op; `module` is "" for the whole model.
         op: the ATen op.
         call: the torch function in the source that it is a part of.
         where, code: the line of the user's source, as `file:line`, and its text.
-        times: how often such an op runs again.
-        saves: bytes of its results that backward reads, and that are kept where it does not run again; 0 of an op whose
-            results are read by other recomputed ops alone.
+        times: the number of times that such an op runs again.
+        saves: bytes of its results that backward reads, and that are kept if the op does not run again; 0 for an op
+            whose results are read only by other recomputed ops.
     """
 
     module: str
@@ -54,7 +54,7 @@ class Recomputed:
 
 
 def recomputed_ops(runs: Iterable[Run]) -> tuple[Recomputed, ...]:
-    """What the programs that ran computed again, equal ops of one line as one, in the order of their first run."""
+    """The ops that the programs recomputed, equal ops of one line merged, in the order of their first run."""
     found: dict[Recomputed, tuple[int, int]] = {}
     for run in runs:
         for node, saves in _again(run):
@@ -69,7 +69,7 @@ def recomputed_ops(runs: Iterable[Run]) -> tuple[Recomputed, ...]:
 
 
 def _again(run: Run) -> Iterator[tuple[Node, int]]:
-    """The nodes that a run computes again, and for each the bytes that are not kept because it does."""
+    """The nodes that a run recomputes, each with the bytes that are not kept for this reason."""
     nodes = [n for n in run.program.module.graph.nodes if n.op == "call_function" and not _is_part(n)]
     if run.program.phase == "backward":
         copies: dict[str, list[Node]] = {}
@@ -86,16 +86,16 @@ def _again(run: Run) -> Iterator[tuple[Node, int]]:
 
 
 def _is_part(node: Node) -> bool:
-    """Whether a node has memory of another one: a view, or an element of what a call returns."""
+    """True if a node has the memory of another one: a view, or an element of the results of a call."""
     return is_view(node) or node.target is operator.getitem
 
 
 def _values(node: Node) -> list[Node]:
-    """The node itself; of a call that returns several values the nodes of these."""
+    """The node itself; for a call that returns several values, the nodes of these."""
     parts = [user for user in node.users if user.target is operator.getitem and not is_view(user)]
     return [found for part in parts for found in _values(part)] if parts else [node]
 
 
 def _is_read(value: Node) -> bool:
-    """Whether anything but recomputed ops reads a value, or a view of it."""
+    """True if anything but recomputed ops reads a value, or a view of it."""
     return any(RECOMPUTED not in user.meta for _, user, _ in readers(value))

@@ -1,6 +1,6 @@
-"""The report on what is kept for backward: every kept tensor, and sums over modules, classes and ops.
+"""The report on tensors kept for backward: every kept tensor, and sums over modules, classes and ops.
 
-A storage counts once, weights count nothing.
+Each storage counts once; weights do not count.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from opgraph.torch.memory.recomputed import Recomputed
 
-#: What the CUDA caching allocator rounds every block to (c10/cuda/CUDACachingAllocator, kMinBlockSize).
+#: The CUDA caching allocator rounds every block up to multiples of this (c10/cuda/CUDACachingAllocator, kMinBlockSize).
 CUDA_BLOCK = 512
 
-#: Whose memory a storage is. Only what the forward pass made, and the caller's inputs, cost something.
+#: Roles of storages. Only storages that the forward pass made, and the caller's inputs, cost something.
 MADE, INPUT, WEIGHT, OUTSIDE = "made", "input", "weight", "outside"
 COSTS = (MADE, INPUT)
 
@@ -26,15 +26,15 @@ class Kept:
     """One tensor that one op keeps.
 
     Attributes:
-        module, module_class, call: the module call it happened in; `module` is "" for the whole model.
-        op: the node of the autograd graph; "" where the outputs do not lead to it (checkpointed regions, for one).
-        slot: what the node calls it; `ctx.name` for an attribute of a custom Function, which no hook sees.
-        bytes: of the tensor; its storage may be larger.
+        module, module_class, call: the module call that saved it; `module` is "" for the whole model.
+        op: the node of the autograd graph; "" if the outputs do not lead to it (checkpointed regions, for example).
+        slot: its name in the node; `ctx.name` for an attribute of a custom Function, which no hook sees.
+        bytes: the size of the tensor; its storage may be larger.
         storage: entries with the same number are one storage.
         role: made (by the forward pass), input, weight (parameter or buffer), outside (existed before the run).
-        name: the weight's qualified name, the input's position, or who made it.
-        counted: what this entry adds to the total; 0 where an earlier entry has the storage already, and for weights.
-        hooked: whether a saved-tensor hook sees it.
+        name: the weight's qualified name, the input's position, or the op that made it.
+        counted: bytes that this entry adds to the total; 0 if an earlier entry has the storage, and for weights.
+        hooked: True if a saved-tensor hook sees it.
         where, code: the innermost line of the user's source that saved it, as `file:line`, and its text.
     """
 
@@ -61,12 +61,12 @@ class Totals:
     """Sums, in bytes; each storage counts once.
 
     Attributes:
-        kept: of what the forward pass made and of the inputs: what backward costs.
-        inputs: the part of it that the caller gave.
+        kept: storages that the forward pass made, and inputs: the cost of backward.
+        inputs: the part of it that belongs to the caller's inputs.
         hooked: the part of it that saved-tensor hooks see; the rest are attributes of custom Functions.
         rounded: `kept`, with each storage rounded up to the CUDA allocator's 512 bytes.
-        weights: of kept parameters and buffers, which exist anyway and cost nothing.
-        tensors, storages: how many entries cost something, and in how many storages.
+        weights: kept parameters and buffers, which exist anyway and cost nothing.
+        tensors, storages: the number of entries that cost something, and the number of their storages.
     """
 
     kept: int
@@ -80,15 +80,15 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Kept tensors that belong together.
+    """Kept tensors with a common key.
 
     Attributes:
-        of: what they have in common: (module, call, class), (class,), (op,) or (where, code).
-        calls: in how many module calls.
-        tensors: how many entries cost something.
-        kept: bytes counted here: each storage at the first that keeps it.
-        alone: bytes of storages that nobody outside the group keeps: what would go if the group kept nothing.
-        after: `kept` in the report compared with; None without one.
+        of: the key: (module, call, class), (class,), (op,) or (where, code).
+        calls: the number of module calls.
+        tensors: the number of entries that cost something.
+        kept: bytes counted here; each storage counts at the first entry that keeps it.
+        alone: bytes of storages that no entry outside the group keeps: they would be free if the group kept nothing.
+        after: `kept` in the compared report; None without one.
     """
 
     of: tuple[str, ...]
@@ -136,7 +136,7 @@ def totals_of(kept: Iterable[Kept]) -> Totals:
 
 
 def rounded(size: int) -> int:
-    """What a block of `size` bytes takes in the CUDA caching allocator."""
+    """The bytes that a block of `size` bytes takes in the CUDA caching allocator."""
     return -(-size // CUDA_BLOCK) * CUDA_BLOCK
 
 
@@ -145,11 +145,11 @@ class Peak:
     """Memory above the weights over a forward and a backward pass, in bytes; inputs included.
 
     Attributes:
-        bytes: at most.
-        phase, module, op: after which op that was.
+        bytes: the maximum.
+        phase, module, op: the op after which it was reached.
         after_forward: between the two passes; after_backward: with the gradients of the weights.
         unexplained: alive after the forward pass, but neither kept for backward nor an output.
-        cuda: `torch.cuda.max_memory_allocated` above what was there before; None without a GPU.
+        cuda: `torch.cuda.max_memory_allocated` above the amount before; None without a GPU.
     """
 
     bytes: int
@@ -164,15 +164,15 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryReport:
-    """What `saved_tensors` returns; `print` shows it as tables.
+    """The result of `saved_tensors`; `print` shows it as tables.
 
     Attributes:
-        subject: what was measured.
+        subject: the name of the model or function.
         kept: every kept tensor, in the order of saving.
-        recomputed: what captured graphs compute again in the backward pass.
+        recomputed: the ops that captured graphs recompute in the backward pass.
         timeline: (phase, module, op, bytes above the weights) after each op.
-        uncounted: of a dry run, the ops whose workspaces it does not know.
-        after: a report on the same model after a change, to be shown beside this one under `after_name`.
+        uncounted: the ops of a dry run whose workspaces are unknown.
+        after: a report on the same model after a change, to be shown next to this one under `after_name`.
     """
 
     subject: str
@@ -189,7 +189,7 @@ class MemoryReport:
     @cached_property
     def modules(self) -> tuple[Group, ...]:
         """One row for each module call that keeps something, in the order of the calls."""
-        # The class is not compared: what replaces a module may have another.
+        # The class is not compared: a replacement of a module may have another one.
         return self._grouped(lambda k: (k.module, str(k.call), k.module_class), compare=2)
 
     @cached_property
@@ -209,7 +209,7 @@ class MemoryReport:
         return tuple(sorted((row for row in rows if row.of[0]), key=lambda row: -row.kept))
 
     def compared(self, after: MemoryReport, name: str = "after") -> MemoryReport:
-        """This report with one on the same model after a change beside it; `name` says what changed, in a word."""
+        """This report, next to one on the same model after a change; `name` is a word for the change."""
         return replace(self, after=after, after_name=name)
 
     def to_dict(self) -> dict[str, Any]:

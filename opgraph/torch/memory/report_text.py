@@ -33,7 +33,7 @@ def report_text(report: MemoryReport) -> str:
 
 
 def summary(report: MemoryReport) -> list[str]:
-    """What is kept and the peak, in a few lines."""
+    """The kept bytes and the peak, in a few lines."""
     totals, peak, after = report.totals, report.peak, report.after
     lines = [f"{report.subject}: {size(totals.kept)} kept for backward, {_counts(totals)}"]
     if after is not None:
@@ -84,7 +84,7 @@ def tables(report: MemoryReport, limit: int | None = MAX_ROWS) -> list[Table]:
 
 
 def recomputed_rows(recomputed: Sequence[Recomputed]) -> list[tuple[str, str, str, int]]:
-    """For each module the ops that run again, how many these are, and what that saves, in bytes; the most first."""
+    """For each module the recomputed ops, their number, and the bytes that this saves; the most first."""
     times: dict[str, Counter[str]] = {}
     saves: Counter[str] = Counter()
     for entry in recomputed:
@@ -157,7 +157,7 @@ def _whose(k: Kept) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes for people: 846.0 MiB."""
+    """Bytes in a readable unit: 846.0 MiB."""
     if count < 1024:
         return f"{count} B"
     return f"{count / 2**10:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB"
@@ -173,7 +173,7 @@ def _counts(totals: Totals) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """A count of things."""
+    """A count with its noun, singular or plural."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 

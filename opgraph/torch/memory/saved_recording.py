@@ -1,8 +1,8 @@
-"""What autograd keeps, seen three ways: saved-tensor hooks, the graph they belong to, and attributes of its nodes.
+"""Records the tensors that autograd keeps: from saved-tensor hooks, the autograd graph, and attributes of its nodes.
 
-The hooks see every tensor that an op saves, but not the op; the graph's nodes know their names, and reading a node's
-saved tensor calls the hook again with what it returned the first time. Together they tell which op keeps what. Tensors
-that a custom `autograd.Function` puts on its `ctx` pass no hook; they are read from the node.
+The pack hook receives every tensor that an op saves, but not the op. The graph's nodes have names, and reading a node's
+saved tensor calls the unpack hook with the object that the pack hook returned. Together they show the op of each kept
+tensor. Tensors that a custom `autograd.Function` puts on its `ctx` pass no hook; they are read from the node.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from opgraph.torch.tracing.guard_discovery import Wrapper, written
 
 
 class Packed:
-    """What the hooks give autograd for a saved tensor. While it lives, the tensor is kept."""
+    """The object that the hooks return to autograd for a saved tensor. While it lives, the tensor is kept."""
 
     def __init__(self, tensor: torch.Tensor, place: Place, line: tuple[str, str], op: str = "") -> None:
-        # Detached: an op's own result would otherwise hold the node that holds this, and neither would ever end.
+        # Detached: an op's own result would otherwise hold the node that holds this, and neither would ever be freed.
         self.tensor = tensor.detach()
         self.place = place
         self.line = line
@@ -55,12 +55,12 @@ class Attribute:
 
 
 class Recorder:
-    """Records what is kept for backward of what runs inside `recording`.
+    """Records the tensors that code inside `recording` keeps for backward.
 
     Args:
-        model: a module, whose submodules are told apart, or a function.
-        label: what a function is called.
-        until: the file that calls it; lines of source are looked for in what that leads to.
+        model: a module, whose submodules are distinguished, or a function.
+        label: the name of a function.
+        until: the file that calls it; lines of source are searched in the frames that this call leads to.
 
     Attributes:
         attributes: tensors found on nodes by `name_ops`.
@@ -70,10 +70,10 @@ class Recorder:
         modules = _run_by_python(model, "") if isinstance(model, torch.nn.Module) else {}
         self._hooked = modules
         self._modules = Modules(model)
-        #: Sequence number of a captured graph's autograd node -> what `places_of` found when the graph ran.
+        #: Sequence number of a captured graph's autograd node -> the result of `places_of` when the graph ran.
         self._places: dict[int, Mapping[str, Place]] = {}
         self._calls: Counter[int] = Counter()
-        #: For each call on the stack: whether a captured graph may run in it. Of a function it is not known.
+        #: For each call on the stack: True if a captured graph may run in it. For a function this is unknown.
         self._captures = [True]
         self._stack = [Place("", type(model).__name__ if modules else label, 1)]
         self._marks: list[tuple[int, Place]] = [(-1, self._stack[0])]
@@ -89,8 +89,8 @@ class Recorder:
         return self._stack[-1]
 
     def _line(self) -> tuple[str, str]:
-        """The innermost line of the user's source that runs, as `file:line` and its text: where only a kernel runs,
-        that of the fused function itself."""
+        """The innermost line of the user's source that runs, as `file:line` and its text; if only a kernel runs, the
+        line of the fused function itself."""
         stack = user_stack(self._until)
         return (stack[0].where, stack[0].code) if stack else self._head
 
@@ -99,12 +99,12 @@ class Recorder:
         node = current_node()
         if node is None:
             return self._innermost()
-        # Gradients are accumulated by nodes of the largest possible number; they belong to no module.
+        # Nodes that accumulate gradients have the largest possible number; they belong to no module.
         number = node._sequence_nr()
         return self._places.get(number, {}).get("") or self.place_of_node(number)
 
     def places_of(self, program: Program) -> Mapping[str, Place]:
-        """Of a program that begins to run: the modules that its nodes come from, by the names that Dynamo gave them."""
+        """The modules of the nodes of a program that begins to run, by the names that Dynamo gave them."""
         node = current_node()
         found = None if node is None else self._places.get(node._sequence_nr())
         if found is None:
@@ -115,7 +115,7 @@ class Recorder:
         return found
 
     def _innermost(self) -> Place:
-        """The module that is running. Inside of compiled modules no hook tells which one."""
+        """The module that is running. Inside compiled modules no hook shows which one."""
         place = self._modules.running() if self._captures[-1] else None
         return self.place if place is None or place.module == self.place.module else place
 
@@ -124,12 +124,12 @@ class Recorder:
         return self._marks[bisect.bisect_right(self._marks, sequence, key=lambda mark: mark[0]) - 1][1]
 
     def kept(self) -> list[Packed]:
-        """What passed the hooks and is still held, in the order of saving."""
+        """The tensors that passed the hooks and are still held, in the order of saving."""
         return [packed for ref in self._packed if (packed := ref()) is not None]
 
     @contextmanager
     def recording(self, watch: Watch) -> Iterator[None]:
-        """Everything inside is recorded; the watch knows where the values of captured graphs come from."""
+        """Records everything inside; the watch has the origins of the values of captured graphs."""
 
         def pack(tensor: torch.Tensor) -> Packed:
             with watch.paused():
@@ -151,7 +151,7 @@ class Recorder:
             for module in self._hooked:
                 stack.callback(module.register_forward_pre_hook(self._enter).remove)
                 stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
-            # They are called in frames that Dynamo captures, too.
+            # The hooks are called in frames that Dynamo captures, too.
             apart: Any = torch.compiler.disable
             hooks = apart(pack), apart(unpack)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
@@ -175,7 +175,7 @@ class Recorder:
     def name_ops(self, outputs: Any) -> list[torch.Tensor]:
         """Finds the op and the name of every kept tensor, by walking the graph of the outputs.
 
-        Returns: the leaves of the graph: what gradients can be taken of.
+        Returns: the leaves of the graph, with respect to which gradients can be computed.
         """
         tensors = [value for value in tree_iter(outputs) if isinstance(value, torch.Tensor)]
         todo = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
@@ -204,7 +204,7 @@ class Recorder:
                 except (RuntimeError, AttributeError):
                     continue  # freed by a backward pass of the model's own, or changed in place since
                 finally:
-                    self._unpacked = None  # backward unpacks too, and must not be kept from freeing
+                    self._unpacked = None  # backward unpacks too, and must be able to free tensors
                 many = len(unpacked) > 1
                 for index, packed in enumerate(unpacked):
                     packed.op = packed.op or node.name()
@@ -218,9 +218,9 @@ class Recorder:
 
 
 def _run_by_python(module: torch.nn.Module, name: str) -> dict[torch.nn.Module, str]:
-    """The modules whose calls Python makes, and their names: none inside of a compiled module.
+    """The modules that Python calls, and their names: none inside a compiled module.
 
-    A hook inside would be compiled in, and compile the model anew.
+    A hook inside would become part of the compiled code, and the model would be compiled anew.
     """
     found = {module: name}
     if is_compiled(module):
@@ -231,14 +231,14 @@ def _run_by_python(module: torch.nn.Module, name: str) -> dict[torch.nn.Module, 
     return found
 
 
-#: A local variable, and the way from it to a module.
+#: A local variable, and the path from it to a module.
 _SOURCE = re.compile(r"L\['(?P<root>\w+)'\](?P<way>.*)")
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<key>'[^']*'|-?\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A call of a module: its qualified name ("" for the whole), its class, and the how-manieth call it is."""
+    """A call of a module: its qualified name ("" for the whole), its class, and the number of the call."""
 
     module: str
     module_class: str
@@ -248,12 +248,12 @@ class Place:
 class Modules:
     """The modules of a model, by the frames in which they run.
 
-    Dynamo names a module by how the code of a frame reaches it: `L['self'].layers.0`. After a graph break that frame
-    may belong to any module of the model, and instances of one class share what was compiled of their code. While the
-    graph runs its frame is on the stack, and has the instance.
+    Dynamo names a module by the path from the variables of a frame to it: `L['self'].layers.0`. After a graph break
+    that frame may belong to any module of the model, and instances of one class share compiled code. While the graph
+    runs, its frame is on the stack, and contains the instance.
 
     Args:
-        model: a module, or a function, of whose modules nothing is known.
+        model: a module, or a function, whose modules are unknown.
     """
 
     def __init__(self, model: object) -> None:
@@ -261,11 +261,11 @@ class Modules:
         self._names = {id(module): name for name, module in named}
 
     def running(self) -> Place | None:
-        """The innermost module of the model that a method runs of."""
+        """The innermost module of the model with a running method."""
         return self._place(_local("self", "", self._names))
 
     def places(self, sources: Iterable[str]) -> dict[str, Place]:
-        """Of the graph that runs now: its modules by the names that Dynamo gave them, as far as they are found."""
+        """The modules of the graph that runs now, by the names that Dynamo gave them, as far as they are found."""
         found = {}
         for source in sources:
             parts = _SOURCE.fullmatch(source)
@@ -279,7 +279,7 @@ class Modules:
 
 
 def _local(name: str, way: str, known: Mapping[int, str]) -> Any:
-    """The known module that a local variable of a running function leads to, the innermost first; None without one."""
+    """The known module to which a local variable of a running function leads, innermost first; None without one."""
     for value in _locals(name):
         found = _followed(value, way)
         if id(found) in known:
@@ -288,15 +288,15 @@ def _local(name: str, way: str, known: Mapping[int, str]) -> Any:
 
 
 def _locals(name: str) -> Iterator[Any]:
-    """What a local variable of this name is in the functions that run now, the innermost first."""
+    """The values of a local variable of this name in the functions that run now, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars:
             found = frame.f_locals
             value = found.get(name)
-            # Up to Python 3.12 a frame holds on to this copy of its variables, and with it to their tensors. The
-            # counted references are the frame's, this function's and the argument of the call.
+            # Up to Python 3.12 a frame keeps this copy of its variables alive, and with it their tensors. The counted
+            # references are the frame's, this function's and the argument of the call.
             if type(found) is dict and sys.getrefcount(found) <= 3:
                 found.clear()
             yield value
@@ -304,7 +304,7 @@ def _locals(name: str) -> Iterator[Any]:
 
 
 def _followed(value: Any, way: str) -> Any:
-    """What attributes and keys lead to; None where they lead nowhere. Runs no code of the value's class."""
+    """The value that attributes and keys lead to; None if there is none. Runs no code of the value's class."""
     for step in _STEP.finditer(way):
         name = step["name"]
         if name is not None:

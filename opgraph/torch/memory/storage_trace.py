@@ -1,9 +1,8 @@
 """Memory over a forward and a backward pass: every storage that an op makes, from its birth to its end.
 
-A dispatch mode sees every op that reaches a device, below autograd. Programs of captured graphs (`torch/graph/`) tell
-which node of their graph they allocate for, and so where in the user's source it comes from. What an op takes and gives
-back inside itself (workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum stands
-beside it.
+A dispatch mode sees every op that reaches a device, below autograd. Programs of captured graphs (`torch/graph/`) report
+the graph node for which they allocate, and so its origin in the user's source. Memory that an op allocates and frees
+internally (workspaces of a library, its temporaries) is not seen; on CUDA the allocator's own maximum is reported too.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD = "forward", "backward"
 
-#: In a dry run, tensors that an op makes out of nothing are real up to so many elements: scalars of parameters may
-#: steer Python branches, and must have values.
+#: In a dry run, tensors that an op makes without tensor operands are real up to this many elements: scalars of
+#: parameters may control Python branches, and must have values.
 MAX_REAL_ELEMENTS = 4096
 #: Ops that keep a workspace for backward whose size a library decides; on shapes alone it is empty.
 _WORKSPACES = frozenset(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"))
 
 
 class Sample(NamedTuple):
-    """Bytes alive after an op, above what was there before the run."""
+    """Bytes alive after an op, above the bytes before the run."""
 
     phase: str
     module: str
@@ -55,7 +54,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Birth:
-    """The op that made a storage; of what a captured graph made, where that comes from."""
+    """The op that made a storage; for storages of a captured graph, also their origin."""
 
     module: str
     op: str
@@ -67,18 +66,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
     Args:
         before: keys (`storage_key`) of storages that existed already; they count nothing.
-        placing: tells which module is running.
-        dry_run: ops on tensors that have values run as they are, all others are left to the fake mode around this one.
-        meta: whether tensors on the meta device count: where the model is there itself. Otherwise they only serve to
+        placing: reports the module that is running.
+        dry_run: ops on tensors that have values run as they are, all others under the fake mode around this one.
+        meta: True if tensors on the meta device count, because the model itself is there. Otherwise they only serve to
             find shapes, and take no memory.
 
     Attributes:
-        bytes: now.
-        computes: whether programs of captured graphs run their kernels: not in a dry run.
+        bytes: the current bytes.
+        computes: True if programs of captured graphs run their kernels: not in a dry run.
         samples: one for each op that began or followed the life of a storage.
-        births: storage key -> the op that made it; of living storages only.
-        runs: of programs of captured graphs, in order.
-        uncounted: the ops of a dry run whose workspaces only a library knows, by name.
+        births: storage key -> the op that made it; for live storages only.
+        runs: the runs of programs of captured graphs, in order.
+        uncounted: the names of ops of a dry run whose workspaces only a library determines.
     """
 
     #: Random ops that backward replays run in such operators.
@@ -106,12 +105,12 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Without this, torch.compile would run its functions uncompiled for good, once seen under this mode."""
+        """Without this, torch.compile would permanently run its functions uncompiled, once seen under this mode."""
         return True
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """What runs inside leaves no sample: the measuring's own ops."""
+        """Ops inside this context add no sample: they belong to the measurement."""
         self._paused = True
         try:
             yield
@@ -119,21 +118,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             self._paused = False
 
     def alive(self) -> dict[int, int]:
-        """Storage key -> bytes, of the storages that are alive."""
+        """Storage key -> bytes, for the storages that are alive."""
         return {key: size for key, (_, size) in self._alive.items()}
 
     def origin_of(self, tensor: torch.Tensor) -> Origin | None:
-        """The origin of what a captured graph made, or read first; None of all else."""
+        """The origin of a tensor that a captured graph made, or of its first read there; None for all others."""
         storage = storage_of(tensor)
         if storage is None:
             return None
         birth = self.births.get(storage._cdata)
         return self._readers.get(storage._cdata) if birth is None else birth.origin
 
-    # -- what programs tell (`graph.program_text.watched`)
+    # -- calls from programs (`graph.program_text.watched`)
 
     def running(self, program: Program) -> None:
-        """A program begins to run: from here on it is known which modules of the model its nodes come from."""
+        """Called when a program begins to run: finds the modules of the model from which its nodes come."""
         places = self._placing.places_of(program)
         now = self._placing.place_now().module
         self._origins = {node: _placed(origin_of(node), places, now) for node in program.module.graph.nodes}
@@ -141,21 +140,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             self.runs.append(Run(program, self.phase == BACKWARD, self._origins))
 
     def constants(self, tensors: Sequence[torch.Tensor]) -> None:
-        """What a program computed when it was compiled counts as if it had existed before."""
+        """Tensors that a program computed when it was compiled count as if they had existed before."""
         self._constants.update((s._cdata, s) for s in map(storage_of, tensors) if s is not None)
 
     def reading(self, tensor: Any, node: Node) -> None:
-        """An input of a program, and the node that reads it first."""
+        """Called for an input of a program, with the node that reads it first."""
         storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
         if storage is not None:
             self._readers.setdefault(storage._cdata, self._origins[node])
 
     def making(self, node: Node | None) -> None:
-        """What is allocated from now on is for this node; None: the program has ended."""
+        """Assigns later allocations to this node; None: the program has ended."""
         self._origin = None if node is None else self._origins[node]
 
     def taking(self, tensor: Any, node: Node) -> None:
-        """The value of this node takes the memory of a tensor that a program made for another one."""
+        """Called when the value of this node takes the memory of a tensor that a program made for another node."""
         storage = storage_of(tensor)
         if storage is not None and storage._cdata in self.births:
             self.births[storage._cdata] = self._birth_from(self._origins[node])
@@ -214,7 +213,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
 
 def _placed(origin: Origin, places: Mapping[str, Place], now: str) -> Origin:
-    """An origin with the name of its module in the model; `now` is the module that runs, of which it is a part."""
+    """An origin with the name of its module in the model; `now` is the running module that contains it."""
     place = places.get(origin.source)
     if place is None:
         return replace(origin, module=".".join(filter(None, (now, origin.module))))
@@ -223,13 +222,14 @@ def _placed(origin: Origin, places: Mapping[str, Place], now: str) -> Origin:
 
 
 def _name_of(func: OpOverload[..., Any] | HigherOrderOperator) -> str:
-    """As in "native_dropout"; of an op of another library as in "library::name"."""
+    """A name such as "native_dropout"; for an op of another library, such as "library::name"."""
     return str(func) if isinstance(func, HigherOrderOperator) else func._schema.name.removeprefix("aten::")
 
 
 def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_values: bool) -> Any:
-    """Calls an op under the fake mode; for real where all that it reads has values, or where it makes a small tensor
-    out of nothing, unless somebody fills it who is not asked to (`keeps_values`)."""
+    """Calls an op under the fake mode. It runs for real if all tensors that it reads have values; with `keeps_values`,
+    also if it makes a small tensor without reading any. Programs of captured graphs allocate without `keeps_values`:
+    the kernels that would fill their tensors do not run."""
     tensors = [value for value in tree_iter((args, kwargs)) if isinstance(value, torch.Tensor)]
     if tensors and not any(isinstance(value, FakeTensor) for value in tensors):
         with unset_fake_temporarily():
@@ -250,11 +250,11 @@ def storage_of(tensor: torch.Tensor) -> Any:
 
 
 def existing_storages() -> dict[int, object]:
-    """Key -> storage, of every tensor that Python knows now; holding them keeps the keys from being used again."""
+    """Key -> storage, for every tensor that exists in Python now; holding them prevents reuse of the keys."""
     found = {}
     for thing in gc.get_objects():
-        # type(), not isinstance: proxies answer for the class of what they stand for, and may compute it.
-        # What stands for a tensor in a trace has no memory, and belongs to its run.
+        # type(), not isinstance: proxies report the class of the object that they represent, and may compute it.
+        # A Proxy in a trace has no memory, and belongs to its run.
         if issubclass(type(thing), torch.Tensor) and type(thing) is not Proxy:
             storage = storage_of(thing)
             if storage is not None:

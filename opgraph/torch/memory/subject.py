@@ -1,4 +1,4 @@
-"""What `opgraph memory` measures, made from what a Python file names: an activation alone, or inside a network."""
+"""The subject of `opgraph memory`, made from an object in a Python file: an activation alone, or inside a network."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def measured(
     """The report on a module or function called with random inputs.
 
     Args:
-        shapes: of the inputs.
-        dtype: of the inputs and of the module's parameters, by opgraph's name.
-        needs_grad: whether the inputs require a gradient, as they do inside a network.
+        shapes: the shapes of the inputs.
+        dtype: the dtype of the inputs and of the module's parameters, by opgraph's name.
+        needs_grad: True if the inputs require a gradient, as they do inside a network.
     """
     if isinstance(subject, torch.nn.Module):
         subject = subject.to(TORCH_DTYPES[dtype])
@@ -42,10 +42,11 @@ def measured(
 def plan_of(
     subject: Callable[..., Any], shapes: Sequence[Sequence[int]], dtype: str
 ) -> tuple[TrainingPlan, dict[str, int]]:
-    """What opgraph would keep if it fused a function or a module's forward; and its symbolic dimensions.
+    """The plan of the tensors that opgraph would keep if it fused a function or a module's forward; and the sizes of
+    its symbolic dimensions.
 
     Raises:
-        OpGraphError: it cannot be traced, or an op has no gradient; the message says what stands where.
+        OpGraphError: it cannot be traced, or an op has no gradient; the message names the op and its place.
     """
     if isinstance(subject, torch.nn.Module):
         subject = subject.to(TORCH_DTYPES[dtype]).forward
@@ -70,10 +71,10 @@ def fused(subject: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def instance(thing: object, name: str) -> Callable[..., Any]:
-    """A class of modules made into a module; a module or function is returned as it is.
+    """Makes a module from a class of modules; returns a module or function unchanged.
 
     Raises:
-        InvalidArguments: neither, or a class whose constructor wants arguments.
+        InvalidArguments: neither, or a class whose constructor needs arguments.
     """
     if not isinstance(thing, type):
         if callable(thing):
@@ -109,7 +110,7 @@ def network(model: str, activation: object | None, name: str) -> torch.nn.Module
 
     Args:
         model: a key of `zoo.MODELS`.
-        activation: what `instance` takes; the network's own where None.
+        activation: as for `instance`; None for the network's own.
 
     Raises:
         InvalidArguments: as `instance`.
