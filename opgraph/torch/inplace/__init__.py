@@ -1,1 +1,1 @@
-"""In-place mistakes that raise no error, found by running."""
+"""Finds in-place mistakes that raise no error, by a run."""

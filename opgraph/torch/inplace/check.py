@@ -22,25 +22,25 @@ def check_inplace(
 ) -> InplaceReport:
     """Runs a function forward and backward twice and reports in-place ops that make its results wrong silently.
 
-    Found are: an expression that reads a value which it overwrites (`x * torch.sigmoid_(x)` is sigmoid squared) or
+    It finds: an expression that reads a value which it overwrites (`x * torch.sigmoid_(x)` is sigmoid squared) or
     reads one value under two names after overwriting it; a value kept for backward and then changed, through `.data`,
     `.detach()`, under `no_grad` or by another backward; a change that autograd does not see; a custom
-    autograd.Function that writes in place what its backward needs; a backward that overwrites what a second one needs;
-    and an argument changed under the caller's eyes. A run tells only of what it executes.
+    autograd.Function that overwrites a value that its backward needs; a backward that overwrites a value that a second
+    one needs; and a changed argument that the caller still holds. Only code that the run executes is checked.
 
     Args:
-        fn: a function of tensors, or a module. Buffers and parameters of a module are put back afterwards, and so is
+        fn: a function of tensors, or a module. Buffers and parameters of a module are restored afterwards, and so is
             the random state of the CPU.
         inputs, kwargs: its arguments, of any shape and device; they are copied and never changed. Floating-point
             tensors get a gradient.
         may_change: positions of inputs that `fn` is meant to overwrite. A function whose name ends with "_", one that
             returns nothing, and a module with `inplace=True` may change all of them.
 
-    Returns: what was found; `report.ok`, iteration over findings, and `print(report)`.
+    Returns: the report; it has `report.ok`, iteration over findings, and `print(report)`.
 
     Raises:
         InvalidArguments: `fn` is not callable, or an argument is a nested, sparse or meta tensor.
-        Whatever `fn` raises.
+        Any exception of `fn`.
     """
     if not callable(fn):
         raise InvalidArguments(
@@ -70,7 +70,7 @@ def check_inplace(
 
 
 def _check_watchable(arguments: Iterable[tuple[int | str, Any]]) -> None:
-    """Refuses tensors that have no memory of their own: no overwrite of them would be found."""
+    """Rejects tensors that have no memory of their own: no overwrite of them would be found."""
     for name, argument in arguments:
         for tensor in tree_iter(argument):
             if not isinstance(tensor, torch.Tensor) or (plain(tensor) and not tensor.is_nested):
@@ -93,7 +93,7 @@ def _watched(
     def own(tensor: torch.Tensor) -> torch.Tensor:
         real = tensor.is_floating_point() or tensor.is_complex()
         leaf = tensor.detach().clone().requires_grad_(real and (differentiable or tensor.requires_grad))
-        # In-place ops refuse leaves; inside a network the argument is none.
+        # In-place ops reject leaves; inside a network the argument is no leaf.
         return leaf.clone() if leaf.requires_grad else leaf
 
     args, named = tree_map_only(torch.Tensor, own, (inputs, kwargs))
@@ -114,9 +114,9 @@ def _watched(
 
 
 def _backwards(watch: Watch, result: Any) -> bool:
-    """Two backward passes over what a function returned; whether they disagree."""
+    """Runs two backward passes over the results of a function; True if they disagree."""
     outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not outputs or watch.unpacked:  # a function that ran its own backward has been seen in it
+    if not outputs or watch.unpacked:  # a backward that the function ran itself was observed there
         return False
     leaves = _leaves(outputs)
     if not leaves:
@@ -152,8 +152,8 @@ def _leaves(outputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _as_written() -> contextlib.AbstractContextManager[Any]:
-    """While this lasts, compiled and fused models run as they were written: the ops to look at are those of their
-    authors. (Without Dynamo, whose import takes a second, there are none.)"""
+    """Inside this context, compiled and fused models run as they were written: the ops of their source are checked.
+    (Without Dynamo, whose import takes a second, there are no such models.)"""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
@@ -162,7 +162,7 @@ def _as_written() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def _state_kept(fn: Any) -> Iterator[None]:
-    """Puts parameters and buffers of a module back."""
+    """Restores parameters and buffers of a module."""
     if not isinstance(fn, torch.nn.Module):
         yield
         return

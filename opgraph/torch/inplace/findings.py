@@ -1,4 +1,4 @@
-"""What the checker finds: its observations in sentences, and whether a custom Function's gradient is wrong."""
+"""Findings of the checker: texts for its observations, and checks of a custom Function's gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _out_of_place(op: str) -> str:
 
 
 def operand(misread: Misread) -> InplaceFinding:
-    """An expression that reads what it overwrites, or one value under two names."""
+    """The finding for an expression that reads a value that it overwrites, or one value under two names."""
     overwrite = misread.overwrite
     plain_op = _out_of_place(overwrite.op)
     if misread.aliased:
@@ -48,7 +48,7 @@ def operand(misread: Misread) -> InplaceFinding:
 
 
 def saved(spoilt: Spoilt) -> InplaceFinding:
-    """A value kept for backward that changed."""
+    """The finding for a value kept for backward that changed."""
     kept, overwrite = spoilt.kept, spoilt.overwrite
     maker = (
         f", kept for backward at {kept.stack[0].where}: {kept.stack[0].code}" if kept.stack else ", kept for backward"
@@ -82,7 +82,7 @@ def saved(spoilt: Spoilt) -> InplaceFinding:
 
 
 def hidden(misread: Misread) -> InplaceFinding:
-    """A change that autograd does not see."""
+    """The finding for a change that autograd does not see."""
     overwrite = misread.overwrite
     return _found(
         "hidden",
@@ -95,7 +95,7 @@ def hidden(misread: Misread) -> InplaceFinding:
 
 
 def functions(watch: Watch) -> Iterator[InplaceFinding]:
-    """Custom autograd.Functions that write into their arguments and are wrong."""
+    """The findings for custom autograd.Functions that write into their arguments and are wrong."""
     for call in watch.calls.values():
         name = call.cls.__name__
         if overwrites_its_own_input(call):
@@ -110,7 +110,7 @@ def functions(watch: Watch) -> Iterator[InplaceFinding]:
 
 
 def second_backward(watch: Watch, unequal: bool) -> Iterator[InplaceFinding]:
-    """Two backward passes that disagree, where no overwritten tensor says why."""
+    """The finding for two backward passes that disagree, if no overwritten tensor explains it."""
     if not unequal or any(s.overwrite is not None and s.overwrite.in_backward for s in watch.spoilt):
         return
     writes = [o for found in watch.overwrites.values() for o in found if o.in_backward and o.stack]
@@ -124,7 +124,7 @@ def second_backward(watch: Watch, unequal: bool) -> Iterator[InplaceFinding]:
 
 
 def argument(name: str, overwrite: Overwrite | None) -> InplaceFinding:
-    """An argument that changed."""
+    """The finding for an argument that changed."""
     return _found(
         "argument",
         overwrite,
@@ -135,7 +135,7 @@ def argument(name: str, overwrite: Overwrite | None) -> InplaceFinding:
 
 
 def distinct(findings: list[InplaceFinding]) -> tuple[InplaceFinding, ...]:
-    """One finding per statement and kind, by line; a change seen as a worse thing is not told as hidden, too."""
+    """One finding per statement and kind, by line; a change reported as saved is not reported as hidden, too."""
     result: dict[tuple[str, str, int], InplaceFinding] = {}
     for finding in findings:
         place = (finding.file, finding.line)
@@ -151,14 +151,15 @@ class InplaceFinding:
 
     Attributes:
         kind: "operand": an expression reads a value that it overwrites itself, or under two names. "saved": a value
-            kept for backward was overwritten. "hidden": a value with a gradient was changed where autograd does not
-            look. "function": a custom autograd.Function writes in place what its backward needs. "backward": a
-            backward overwrites what a second one needs. "argument": an argument that the caller still holds changed.
+            kept for backward was overwritten. "hidden": a value with a gradient was changed without autograd's
+            knowledge. "function": a custom autograd.Function overwrites a value that its backward needs. "backward": a
+            backward overwrites a value that a second one needs. "argument": an argument that the caller still holds
+            changed.
         file, line, code: the statement that overwrites.
-        value: which value it changed, and where that value was made or kept.
-        what: what is wrong.
-        fix: what to write instead.
-        silent: False where torch itself raises an error in backward.
+        value: the value that it changed, and the place where that value was made or kept.
+        what: the mistake.
+        fix: the code to write instead.
+        silent: False if torch itself raises an error in backward.
     """
 
     kind: str
@@ -185,7 +186,7 @@ class InplaceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.findings
 
     def __iter__(self) -> Iterator[InplaceFinding]:
@@ -198,31 +199,31 @@ class InplaceReport:
         return "\n".join(map(str, self.findings)) if self.findings else "no in-place mistake was found"
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The report as plain values."""
         return {"ok": self.ok, "findings": [asdict(f) for f in self.findings]}
 
 
-#: Step of the central difference and the error allowed, by dtype: about eps**(1/3) and its square, with room.
+#: Step of the central difference and the error allowed, by dtype: about eps**(1/3) and its square, with a margin.
 _STEPS = {torch.float64: (1e-6, 1e-5), torch.float32: (5e-3, 2e-2)}
 
 
 def overwrites_its_own_input(call: FunctionCall) -> bool:
-    """Whether the gradient is wrong as it is, and would be right if the overwritten arguments had been kept.
+    """True if the gradient is wrong, but would be right with the old values of the overwritten arguments.
 
-    The truth is a central difference in a random direction, in float64 (float32 where the Function takes nothing
-    else). A Function whose gradient is not its derivative on purpose (a straight-through estimator) has it with neither
-    value, so it is not blamed.
+    The reference is a central difference in a random direction, in float64 (float32 if the Function accepts nothing
+    else). A Function whose gradient intentionally is not its derivative (a straight-through estimator) differs from the
+    reference with both values, so it is not reported.
     """
     for dtype in _STEPS:
         try:
             return not _is_derivative(call, dtype, restore=False) and _is_derivative(call, dtype, restore=True)
-        except Exception:  # whatever a user's Function raises on this dtype
+        except Exception:  # any exception of a user's Function on this dtype
             continue
     return False
 
 
 def forgets_mark_dirty(call: FunctionCall) -> bool:
-    """Whether an argument with a gradient is overwritten and autograd is not told."""
+    """True if an argument with a gradient is overwritten without a call of mark_dirty."""
     args = _given(call, [a.detach().clone().requires_grad_() for a in _differentiable(call)])
     history = {id(a): a.grad_fn for a in args if isinstance(a, torch.Tensor) and a.requires_grad}
     before = {id(a): a.detach().clone() for a in args if id(a) in history}
@@ -239,7 +240,7 @@ def _differentiable(call: FunctionCall) -> list[torch.Tensor]:
 
 
 def _given(call: FunctionCall, leaves: Any, dtype: torch.dtype | None = None) -> list[Any]:
-    """Fresh arguments: copies of leaves for the differentiable ones, of another float dtype for other tensors."""
+    """Fresh arguments: copies of `leaves` for the differentiable ones, of another float dtype for others."""
     waiting = iter(leaves)
     args: list[Any] = []
     for value in call.args:
@@ -254,7 +255,7 @@ def _given(call: FunctionCall, leaves: Any, dtype: torch.dtype | None = None) ->
 
 
 def _is_derivative(call: FunctionCall, dtype: torch.dtype, *, restore: bool) -> bool:
-    """Whether the gradient is the derivative, where arguments that forward overwrote are put back before backward."""
+    """True if the gradient is the derivative; `restore`: arguments overwritten in forward are restored for backward."""
 
     def function(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args = _given(call, leaves, dtype)
@@ -271,7 +272,7 @@ def _is_derivative(call: FunctionCall, dtype: torch.dtype, *, restore: bool) -> 
     leaves = [a.detach().to(dtype, copy=True).requires_grad_() for a in _differentiable(call)]
     step, allowed = _STEPS[dtype]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of float32, for which the step and the error allowed are
+        warnings.simplefilter("ignore")  # about float32: the step and the allowed error fit it
         return torch.autograd.gradcheck(
             function, leaves, eps=step, atol=allowed, rtol=allowed, nondet_tol=math.inf,
             raise_exception=False, check_undefined_grad=False, fast_mode=True,

@@ -1,6 +1,6 @@
-"""A run under observation: what is overwritten, which values were kept for backward, who reads what afterwards.
+"""Observes a run: the overwrites, the values kept for backward, and the reads of overwritten values.
 
-Values are followed by their memory (storage): views, `.data` and `.detach()` of a tensor are the same value here, so
+Values are tracked by their memory (storage): views, `.data` and `.detach()` of a tensor are the same value here, so
 that a change which bypasses autograd's version counter is seen like any other.
 """
 
@@ -28,15 +28,15 @@ from opgraph.torch.inplace.source_position import (
     user_stack,
 )
 
-#: Values up to this many bytes are copied before they change, so that what a reader would have got can be computed.
+#: Values up to this many bytes are copied before they change: a reader's result for the old value can be computed.
 COPY_BYTES = 64 << 20
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own init_subclass
-    """Observes every op of a run, in `functions_on_stack()`; `hooks()` observes what autograd keeps.
+    """Observes every op of a run, in `functions_on_stack()`; `hooks()` observes the tensors that autograd keeps.
 
     Args:
-        until: the file whose frames end the stacks that are noted: that of whoever starts the run.
+        until: the file whose frames end the recorded stacks: the file that starts the run.
     """
 
     def __init__(self, until: str) -> None:
@@ -51,7 +51,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self.unpacked = 0
         self.in_backward = False
         self._made: dict[int, list[weakref.ref[torch.Tensor]]] = {}
-        self._alive: list[Any] = []  # storages that carry findings: their address must not be used again
+        self._alive: list[Any] = []  # storages with findings: their addresses must not be reused
         self._seen: set[tuple[int, object]] = set()
 
     # -- ops ----------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Runs one op, with what it reads and writes noted."""
+        """Runs one op, and records its reads and writes."""
         kwargs = kwargs or {}
         self.number += 1
         written = _written(func, args, kwargs)
@@ -70,7 +70,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             self._note_write(func, tensor, tensors)
         result = func(*args, **kwargs)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            # Whether these get a history, autograd decides when this op has returned.
+            # Autograd decides if these get a history only after this op has returned.
             for tensor in (t for t in tree_iter(result) if plain(t)):
                 self._made.setdefault(memory_of(tensor), []).append(weakref.ref(tensor))
         return result
@@ -82,7 +82,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def _note_write(self, func: Any, tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         key = memory_of(tensor)
         stack = user_stack(self.until)
-        # A value may have a history that this tensor is not part of (`.data`), whatever it is overwritten with.
+        # A value may have a history without this tensor (`.data`), independent of the new value.
         alone = not tensor.requires_grad or not torch.is_grad_enabled()
         applying = next(frames_of(RUN), None)
         overwrite = Overwrite(
@@ -144,7 +144,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             found.append(Misread(overwrite, stack[0], aliased))
 
     def _misreads(self, overwrite: Overwrite, operands: Sequence[torch.Tensor], stack: list[Position]) -> bool | None:
-        """Whether an op reads a value that the same expression overwrote (False), or another name's (True)."""
+        """False if an op reads a value that the same expression overwrote; True: under another name; None: neither."""
         at = {p.frame: p.span for p in stack}
         for frame, sibling in overwrite.beside:
             span = at.get(frame)
@@ -158,7 +158,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             return None
         known = overwrite.names[stack[0].frame]
         read = set(operand_names(stack[0]))
-        # One object under two names, of which one was overwritten while the other one lived, or made by overwriting.
+        # One object under two names: both existed when it was overwritten, or the overwriting statement bound one.
         if len(read & known) > 1 or (read & known and (read - known) & overwrite.targets):
             return True
         return None
@@ -166,7 +166,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def _differs(
         self, func: Any, args: Any, kwargs: Any, operands: Sequence[torch.Tensor], overwrite: Overwrite
     ) -> bool:
-        """Whether an op would give something else if one of its operands had not been overwritten."""
+        """True if an op would return something else if one of its operands had not been overwritten."""
         before, like = overwrite.before, overwrite.like
         if before is None:
             return True
@@ -192,10 +192,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             not all(torch.allclose(x, y, equal_nan=True) for x, y in zip(actual, run(i))) for i in range(count)
         )  # fmt: skip
 
-    # -- what autograd keeps --------------------------------------------------------------------------------------
+    # -- tensors that autograd keeps ------------------------------------------------------------------------------
 
     def hooks(self) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context in which everything that autograd keeps is noted."""
+        """A context that records everything that autograd keeps."""
         return torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
@@ -213,7 +213,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             if digest(kept.tensor) != kept.digest:
                 key = memory_of(kept.tensor)
                 later = [o for o in self.overwrites.get(key, ()) if o.number > kept.number and not _own(o, kept)]
-                # Statistics that an op updates by itself (batch norm) are kept, too, and nobody reads them.
+                # Statistics that an op updates itself (batch norm) are kept, too, but never read.
                 if later or (self._has_history(key) and not self.overwrites.get(key)):
                     raises = kept.tensor._version != kept.version
                     self.spoilt.append(Spoilt(kept, later[0] if later else None, raises))
@@ -221,7 +221,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
 
 def _own(overwrite: Overwrite, kept: Kept) -> bool:
-    """Whether the op that keeps a tensor is the one that fills it (the noise of rrelu)."""
+    """True if the op that keeps a tensor is the one that fills it (the noise of rrelu)."""
     here = [(p.frame, p.span) for p in overwrite.stack[:1]]
     return overwrite.number == kept.number + 1 and here == [(p.frame, p.span) for p in kept.stack[:1]]
 
@@ -247,14 +247,14 @@ class Overwrite:
     """One op that wrote into memory that existed before.
 
     Attributes:
-        number: counts the ops of the run.
+        number: the number of the op in the run.
         stack: the frames that led to it, innermost first.
-        before: a copy of what was there, where it is small enough.
+        before: a copy of the old value, if it is small enough.
         like: the tensor that was written.
-        hidden: whether autograd did not see it though the value has a gradient.
-        in_backward: whether it happened inside a backward pass.
+        hidden: True if autograd did not see it although the value has a gradient.
+        in_backward: True if it happened inside a backward pass.
         beside: per frame, the other operands of the expressions around it that read the value.
-        names: per frame, the names that it had.
+        names: per frame, the names of the value.
         targets: the names that its statement binds.
     """
 
@@ -292,7 +292,7 @@ class Kept:
 
 @dataclass(slots=True, eq=False)
 class Spoilt:
-    """A kept tensor that backward found changed; `overwrite` is None where nothing is known to have written it."""
+    """A kept tensor that backward found changed; `overwrite` is None if no write to it is known."""
 
     kept: Kept
     overwrite: Overwrite | None
@@ -304,7 +304,7 @@ class FunctionCall:
     """A call of a custom autograd.Function that wrote into one of its arguments.
 
     Attributes:
-        args: the arguments as they were before; tensors are copies.
+        args: the arguments before the write; tensors are copies.
         overwrite: the first write.
     """
 
@@ -314,7 +314,7 @@ class FunctionCall:
 
 
 def memory_of(tensor: torch.Tensor) -> int:
-    """What tells one storage from another."""
+    """The identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -325,5 +325,5 @@ def digest(tensor: torch.Tensor) -> bytes:
 
 
 def plain(tensor: object) -> bool:
-    """Whether a value is a tensor with memory of its own."""
+    """True if a value is a tensor with memory of its own."""
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.device.type != "meta"

@@ -1,4 +1,4 @@
-"""Where in the user's source an op runs: the frames that lead to it, and the expression that each stands at."""
+"""The position of a running op in the user's source: the frames that lead to it, and the expression of each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Position:
 
     @property
     def file(self) -> str:
-        """The file's path, as Python knows it."""
+        """The file's path, as in Python's code object."""
         return self.frame.f_code.co_filename
 
     @property
@@ -60,7 +60,7 @@ def user_stack(until: str) -> list[Position]:
 
 
 def head_of(function: object) -> tuple[str, str]:
-    """The line of a function's `def`, as `file:line` and its text; ("", "") of what has no code."""
+    """The line of a function's `def`, as `file:line` and its text; ("", "") for an object without code."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return "", ""
@@ -87,7 +87,7 @@ def _span(code: CodeType, lasti: int) -> Span:
 
 
 def inside(inner: Span, outer: Span) -> bool:
-    """Whether one span lies in another, or is the same."""
+    """True if one span lies in another, or is the same."""
     return (outer[0], outer[2]) <= (inner[0], inner[2]) and (inner[1], inner[3]) <= (outer[1], outer[3])
 
 
@@ -97,8 +97,8 @@ class Sibling:
 
     Attributes:
         whole: the span of the expression.
-        span: that of the operand.
-        later: whether the operand is evaluated after the one that it is the sibling of.
+        span: the span of the operand.
+        later: True if the operand is evaluated after its sibling.
     """
 
     whole: Span
@@ -116,7 +116,7 @@ def _parents(file: str, text: str) -> dict[ast.AST, ast.AST]:
 
 
 def node_at(position: Position) -> tuple[ast.AST | None, dict[ast.AST, ast.AST]]:
-    """The smallest node of the source that holds the position, and every node's parent."""
+    """The smallest node of the source that contains the position, and every node's parent."""
     parents = _parents(position.file, "".join(linecache.getlines(position.file, position.frame.f_globals)))
     best: ast.expr | ast.stmt | None = None
     for node in parents:
@@ -136,11 +136,10 @@ def span_of(node: ast.expr | ast.stmt) -> Span:
 def siblings(position: Position, is_value: Callable[[Any], bool]) -> list[Sibling]:
     """The other operands, of the expressions around a position, in which a certain value is read by name.
 
-    A tuple or list that is a statement's whole value is no expression around it: what stands beside each other there
-    is not combined.
+    A tuple or list that is a statement's whole value is no such expression: its elements are not combined.
 
     Args:
-        is_value: tells for what a name stands for whether it is that value.
+        is_value: returns True if the object behind a name is that value.
     """
     node, parents = node_at(position)
     result: list[Sibling] = []
@@ -172,7 +171,7 @@ def _reads(node: ast.AST, frame: FrameType, is_value: Callable[[Any], bool]) -> 
 
 
 def value_of(node: ast.AST, frame: FrameType) -> Any:
-    """What a name, or a plain attribute of one, stands for in a frame; no property or `__getattr__` is run."""
+    """The value of a name, or of a plain attribute of one, in a frame; no property or `__getattr__` is run."""
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):

@@ -1,1 +1,1 @@
-"""ONNX models as torch modules that train."""
+"""ONNX models as trainable torch modules."""

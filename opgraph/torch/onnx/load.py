@@ -1,4 +1,4 @@
-"""`from_onnx`: a model from a file, to be trained in torch; `to_onnx`: back into the file."""
+"""`from_onnx`: loads a model from a file, to train it in torch; `to_onnx`: writes it back to a file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 def from_onnx(model: ModelLike, *, trainable: Collection[str] | Callable[[str], bool] | None = None) -> OnnxModule:
     """An ONNX model as a torch module whose weights can be trained. Needs the extra `onnx`.
 
-    Pointwise partitions run as opgraph's; Conv, Gemm, MatMul, norms, pooling and the like are torch's own ops. The
-    module is in eval mode, where it computes what the file says; `module.train()` makes BatchNormalization use and
-    move statistics and Dropout drop, as in torch. State-dict keys are the names of the initializers.
+    opgraph runs pointwise partitions; Conv, Gemm, MatMul, norms, pooling and the like are torch's own ops. The module
+    is in eval mode, in which it follows the file; `module.train()` makes BatchNormalization use batch statistics and
+    update the stored ones, and Dropout drop, as in torch. State-dict keys are the names of the initializers.
 
     Args:
         model: a path, an onnx.ModelProto or an onnx_ir.Model.
-        trainable: which initializers become parameters: names, or a function of the name. By default the float ones
-            that stand where a layer has its weights, are multiplied as matrices, or are at least 1-d and meet the data
-            in a pointwise op (scales, slopes, biases). All others become buffers.
+        trainable: the initializers that become parameters: names, or a function of the name. By default the float ones
+            in the weight position of a layer, those multiplied as matrices, and those that are at least 1-d and an
+            operand next to data in a pointwise op (scales, slopes, biases). All others become buffers.
 
     Raises:
         ModelError: the file cannot be read, or must not be trusted.
@@ -39,7 +39,7 @@ def from_onnx(model: ModelLike, *, trainable: Collection[str] | Callable[[str], 
 
 
 def to_onnx(module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes a module that came from ONNX back, with its present weights; see `OnnxModule.save`.
+    """Writes a module that came from ONNX back to a file, with its current weights; see `OnnxModule.save`.
 
     Raises:
         InvalidArguments: the module did not come from `from_onnx`.

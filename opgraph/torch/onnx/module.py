@@ -28,7 +28,7 @@ from opgraph.torch.onnx.steps import Step, steps_of
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a module shares with its copies: nothing here changes."""
+    """Constant data that a module shares with its copies."""
 
     graph: Graph
     origin: Origin
@@ -45,7 +45,7 @@ class OnnxModule(torch.nn.Module):
     Call it with the model's inputs, in order or by name; it returns the output, or a tuple of them in order.
 
     Attributes:
-        onnx_names: key of the state_dict -> name of the initializer. They only differ where torch cannot take the name.
+        onnx_names: key of the state_dict -> name of the initializer. They differ only where torch rejects the name.
         input_names, output_names: as in the model.
     """
 
@@ -54,7 +54,7 @@ class OnnxModule(torch.nn.Module):
         graph = load(model)
         source = graph.source
         assert isinstance(source, Source)
-        # Read again: loading unfolds functions, and what is saved must be the model as it was.
+        # Read again: loading unfolds functions, and the saved model must be as it was.
         origin = taken_apart(model)
         weights = trained(graph, trainable)
         steps = steps_of(graph, weights)
@@ -86,7 +86,7 @@ class OnnxModule(torch.nn.Module):
         self._slots.append((constant.id, owner, leaf))
 
     def _place(self, name: str) -> tuple[torch.nn.Module, str, str]:
-        """Where a name with dots belongs: the modules on the way there are made, as the exporter had them."""
+        """The owner, leaf and key for a name with dots; makes the modules on its path, as the exporter had them."""
         *path, leaf = name.split(".")
         owner: torch.nn.Module = self
         key = []
@@ -112,8 +112,8 @@ class OnnxModule(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor, **named: torch.Tensor) -> Any:
         """Runs the model.
 
-        In training mode, BatchNormalization uses the statistics of the batch and moves the stored ones, and Dropout
-        drops, as in torch; in eval mode both do what the file says.
+        In training mode, BatchNormalization uses the statistics of the batch and updates the stored ones, and Dropout
+        drops, as in torch; in eval mode both follow the file.
 
         Raises:
             InvalidArguments: an input is missing, or one too many.
@@ -138,7 +138,7 @@ class OnnxModule(torch.nn.Module):
         key = step.reads[place]
         value = values[key]
         if step.numbers[place] or step.on_host:
-            # A constant on a GPU is read from its copy: asking for it would wait for everything before.
+            # A constant on a GPU is read from its host copy: a read from the GPU would wait for all earlier work.
             near = self._plan.host.get(key, value) if value.device.type != "cpu" else value
             return near.tolist() if step.numbers[place] else near
         return value.to(device)
@@ -161,17 +161,17 @@ class OnnxModule(torch.nn.Module):
         return [given[name] for name in names]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the model with its present weights and statistics; everything else stays as it was in the file.
+        """Writes the model with its current weights and statistics; everything else stays as it was in the file.
 
         Nodes, names, functions, metadata, opset imports and symbolic dimensions are those of the source, and tensors
-        that lay in a data file lie in one again.
+        from a data file are written to a data file again.
 
         Args:
             path: the file; it may be the one that the model came from.
 
         Raises:
             ModelError: it cannot be written. Then nothing has changed on the disk.
-            InvalidArguments: a weight does not have its shape any more.
+            InvalidArguments: a weight no longer has its shape.
         """
         plan = self._plan
         state = self.state_dict(keep_vars=True)
@@ -184,7 +184,7 @@ class OnnxModule(torch.nn.Module):
         save_with_weights(plan.origin, changed, path)
 
     def extra_repr(self) -> str:
-        """The inputs and outputs, and how many initializers train."""
+        """The inputs and outputs, and the number of trainable initializers."""
         weights = sum(1 for _ in self.parameters())
         return (
             f"{', '.join(self.input_names)} -> {', '.join(self.output_names)}; {weights} of "
@@ -206,16 +206,17 @@ def _array(tensor: torch.Tensor, old: np.ndarray) -> np.ndarray:
     return to_numpy(tensor.detach().to("cpu", wanted).contiguous())
 
 
-#: Names, or a function of a name that says whether it is trained.
+#: Names, or a function of a name that returns True if it is trained.
 Trainable = Collection[str] | Callable[[str], bool] | None
 
 
 def trained(graph: Graph, trainable: Trainable = None) -> set[int]:
     """The ids of the initializers to train.
 
-    By default these are the float ones that stand where a layer has its weights (`TorchForm.weights`), are multiplied
-    as matrices, or meet a value that depends on a float input or on another weight in a pointwise op, and have at
-    least one axis. So scales, slopes and biases are found, while epsilons, masks and tables of frequencies are not.
+    By default these are the float ones in the weight position of a layer (`TorchForm.weights`), those multiplied as
+    matrices, and those with at least one axis that are an operand of a pointwise op next to a value that depends on a
+    float input or on another weight. So scales, slopes and biases are found, while epsilons, masks and tables of
+    frequencies are not.
 
     Raises:
         InvalidArguments: a name that is no float initializer of the model.

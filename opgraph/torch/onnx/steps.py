@@ -1,6 +1,6 @@
 """A graph as a list of torch calls: one for each fused partition, one for each other op.
 
-What is no fused partition is called by the form in its record, or in the table of ONNX nodes.
+Ops outside fused partitions are called by the form in their record, or in the table of ONNX nodes.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from opgraph.runtime.providers.torch_onnx.sizes import carries_sizes
 from opgraph.runtime.providers.torch_onnx.table import Call
 from opgraph.torch.fused.op import FusedOp
 
-#: Tensors in, tensors out; the device and the mode of the module.
+#: Takes tensors, the device and the mode of the module; returns tensors.
 Run = Callable[[Sequence[Any], torch.device, bool], Sequence[torch.Tensor]]
-#: The call, what it reads and makes, which it reads as numbers, and whether what it makes are sizes.
+#: The call, the tensors that it reads and makes, the flags of those read as numbers, and True if it makes sizes.
 Piece = tuple[Run, tuple[int, ...], tuple[LogicalTensor, ...], tuple[bool, ...], bool]
 
 
 def unable(op: Op) -> str | None:
-    """Why torch cannot run an op here, "" for the op as such; None where it can."""
+    """The reason why torch cannot run an op here, "" for the op as such; None if it can run it."""
     if not is_onnx_node(op):
         record = opdef.find(op.kind)
         return None if record is not None and record.torch is not None else ""
@@ -52,7 +52,7 @@ def pieces(part: Partition, weights: Collection[int]) -> list[Piece]:
 
 
 def _one_by_one(part: Partition) -> Piece:
-    """A partition op by op: what only carries integers is not worth a kernel."""
+    """A partition op by op: a kernel for integers alone is not worthwhile."""
     pieces = [_native(op) for op in part.ops]
     reads = tuple(t.id for t in (*part.input_ports, *part.constants))
     outputs = tuple(t.id for t in part.output_ports)
@@ -84,7 +84,7 @@ def _fused(part: Partition, weights: Collection[int]) -> Piece:
 
 
 def _graph_of(part: Partition, operands: Sequence[LogicalTensor]) -> Graph:
-    """The ops of a partition as a graph of its own with these inputs, some of which were constants."""
+    """The ops of a partition as a separate graph with these inputs, some of which were constants."""
     graph = Graph(part.engine)
     names = {t.id: f"in{i}" for i, t in enumerate(operands)}
     names.update((t.id, f"out{i}") for i, t in enumerate(part.output_ports))
@@ -112,7 +112,7 @@ def _native(op: Op) -> Piece:
     def run(tensors: Sequence[Any], device: torch.device, training: bool) -> Sequence[torch.Tensor]:
         result = form(torch, *tensors, **attrs)
         made = list(result) if isinstance(result, (tuple, list)) else [result]
-        # A model moved to another dtype (module.double()) keeps that; only casts say what they mean.
+        # A model that was converted to another dtype (module.double()) keeps it; only casts have a dtype of their own.
         if target is not None and (is_cast or [t.dtype for t in tensors] == declared):
             made[0] = made[0].to(target)
         return made
@@ -140,9 +140,9 @@ class Step:
 
     Attributes:
         reads, makes: tensor ids.
-        frees: what nobody reads afterwards.
-        numbers: which of `reads` it takes as Python numbers.
-        on_host: it works on shapes, and stays on the CPU.
+        frees: tensors that no later step reads.
+        numbers: for each of `reads`, True if it is taken as Python numbers.
+        on_host: True if it works on shapes, and stays on the CPU.
     """
 
     run: Run
@@ -160,7 +160,7 @@ def steps_of(graph: Graph, weights: Collection[int]) -> list[Step]:
         weights: ids of the constants that are trained.
 
     Raises:
-        Unimplemented: nodes that torch has no form for here, named.
+        Unimplemented: nodes without a torch form here; the message names them.
     """
     _refuse_unknown(graph)
     kept = {t.id for t in graph.outputs}
