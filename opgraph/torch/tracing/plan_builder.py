@@ -330,7 +330,7 @@ class _Writer:
         raise NotKnown(f"torch is given a {type(value).__name__}")
 
     def finish(self, run: Run) -> Plan:
-        """The plan itself."""
+        """Returns the plan."""
         kept = []
         for value in run.kept:
             if isinstance(value, torch.Tensor):
