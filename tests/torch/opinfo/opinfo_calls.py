@@ -1,4 +1,4 @@
-"""Calls of PyTorch's OpInfo database: every op with its arguments, in each form in which torch offers it."""
+"""Calls of PyTorch's OpInfo database: every op with its arguments, in each form that torch offers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-#: The dtypes of the sweep; complex numbers and quantized ones are not among opgraph's.
+#: The dtypes of the sweep. opgraph has no complex and no quantized dtypes.
 DTYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool,
@@ -24,9 +24,9 @@ class Call:
 
     Attributes:
         form: "call", "method", "operator", "in place", "in place operator" or "out"; "module" of a module.
-        source: where the arguments are from, with their number there.
-        args, kwargs: the arguments; `out` is among the latter.
-        prepare: what OpInfo does to the output before it is differentiated.
+        source: the source of the arguments, with their number in it.
+        args, kwargs: the arguments; `kwargs` holds `out`.
+        prepare: OpInfo's function that is applied to the output before it is differentiated.
     """
 
     form: str
@@ -37,18 +37,18 @@ class Call:
 
 
 def all_ops() -> list[Any]:
-    """The database. (To import it takes seconds.)"""
+    """The database. (Importing it takes seconds.)"""
     from torch.testing._internal import common_methods_invocations as database
 
-    # Its import forbids the whole process to set torch.backends' flags.
+    # Importing the database forbids the whole process to set torch.backends' flags.
     torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
-    # Ops that draw numbers set the seed inside of the call, where Dynamo breaks the graph. `run` sets it before a call.
+    # Ops that draw numbers set the seed inside the call, where Dynamo breaks the graph. `run` sets it before a call.
     database.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
     return list(database.op_db)
 
 
 def dtypes_of(op: Any) -> list[torch.dtype]:
-    """Those of `DTYPES` that the op takes."""
+    """The dtypes of `DTYPES` that the op takes."""
     known = op.supported_dtypes("cpu")
     return [dtype for dtype in DTYPES if dtype in known]
 
@@ -66,23 +66,23 @@ def form_of(op: Any, form: str) -> Callable[..., Any] | None:
     return found if callable(found) else None
 
 
-#: Where inputs without gradients come from, and those with gradients: "strided" ones have gaps in memory.
+#: Sources of inputs without gradients, and of those with gradients. "strided" inputs have gaps in memory.
 FORWARD, GRADIENTS = ("sample", "reference", "strided"), ("sample", "strided")
-#: Inputs without gaps whose axes lie the other way around in memory.
+#: Inputs without gaps whose first axis is the last one in memory.
 TURNED = ("turned",)
-#: Inputs of which an axis is spread out from one element, and images and volumes whose channels come last in memory.
+#: Inputs with an axis expanded from one element, and channels-last images and volumes.
 SPREAD = ("spread", "channels last")
-#: Inputs of which one requires a gradient, where several could: the first one, the last one.
+#: Several inputs could require a gradient, and only one does: the first one, the last one.
 PARTLY = ("first alone", "last alone")
 
 
 def forward_calls(
     op: Any, dtype: torch.dtype, most: int | None = None, sources: tuple[str, ...] = FORWARD
 ) -> Iterator[Call]:
-    """Calls without gradients: in all forms, on sample and reference inputs, with contiguous inputs and others.
+    """Calls without gradients: in all forms, on sample and reference inputs, contiguous and not.
 
     Args:
-        most: how many inputs are taken of each source; None for all.
+        most: the maximum number of inputs from each source; None for all.
     """
     for sample, source in _samples(op, dtype, most, sources):
         yield _call("call", source, sample)
@@ -125,7 +125,7 @@ def wrong_calls(op: Any) -> Iterator[Call]:
 
 
 def mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """A value with a function of every tensor in it, in lists, tuples and dicts too."""
+    """A value with `function` applied to every tensor in it, also inside lists, tuples and dicts."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -145,16 +145,16 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def seed() -> None:
-    """Random numbers as at the beginning. (`torch.manual_seed` notes a stack trace for GPUs, which takes 10 ms.)"""
+    """Sets all random seeds to 0. (`torch.manual_seed` records a stack trace for GPUs, which takes 10 ms.)"""
     random.seed(0)
     np.random.seed(0)
     torch.default_generator.manual_seed(0)
 
 
 def distinct(calls: Iterable[Call]) -> list[Call]:
-    """The calls without those that differ from an earlier one in nothing but the values of tensors.
+    """The calls without those that differ from an earlier one only in the values of tensors.
 
-    Values count as far as they are NaN, infinite, zero or negative, and by the range of their magnitudes.
+    Values are compared by the presence of NaN, infinite, zero and negative ones, and by the range of magnitudes.
     """
     found: dict[Any, Call] = {}
     for call in calls:
@@ -177,7 +177,7 @@ def _signature(value: Any) -> Any:
 
 def _range(tensor: torch.Tensor) -> tuple[Any, ...]:
     wide = tensor.resolve_neg().resolve_conj().to(torch.complex128 if tensor.is_complex() else torch.float64)
-    x = np.asarray(wide.flatten())  # NumPy has 64 dimensions at most
+    x = np.asarray(wide.flatten())  # NumPy arrays have at most 64 dimensions
     size = np.abs(x)
     known = size[np.isfinite(size) & (size > 0)]
     powers = (int(np.log2(known.min())) // 8, int(np.log2(known.max())) // 8) if known.size else ()
@@ -218,7 +218,7 @@ def _tensors_of(sample: Any) -> list[torch.Tensor]:
 
 
 def _as(sample: Any, found: Any, requires_grad: bool) -> Any:
-    """Another form of a sample, whose tensors require gradients as those of the sample do."""
+    """Another form of a sample. Its tensors require gradients where those of the sample do."""
     if requires_grad:
         for old, new in zip(_tensors_of(sample), _tensors_of(found), strict=True):
             new.requires_grad_(old.requires_grad)
@@ -226,10 +226,10 @@ def _as(sample: Any, found: Any, requires_grad: bool) -> Any:
 
 
 def _alone(sample: Any, index: int) -> Any:
-    """A sample of whose tensors with gradients one has a gradient.
+    """A sample in which only one of the tensors that require a gradient keeps it.
 
     Args:
-        index: which of these.
+        index: the index among these tensors.
     """
     kept = [t for t in _tensors_of(sample) if t.requires_grad][index]
     return sample.transform(lambda x: x.detach() if isinstance(x, torch.Tensor) and x is not kept else x)
@@ -240,7 +240,7 @@ def _turns(tensor: torch.Tensor) -> bool:
 
 
 def _turned(value: Any) -> Any:
-    """A tensor whose first axis is the last one in memory; anything else as it is."""
+    """A tensor whose first axis is the last one in memory; anything else unchanged."""
     if not isinstance(value, torch.Tensor) or not _turns(value):
         return value
     first = next(axis for axis, size in enumerate(value.shape) if size > 1)
@@ -248,7 +248,7 @@ def _turned(value: Any) -> Any:
 
 
 def _spread(value: Any) -> Any:
-    """A tensor whose first axis is its first element along it, over and over; anything else as it is."""
+    """A tensor expanded from its first element along the first axis; anything else unchanged."""
     if not isinstance(value, torch.Tensor) or not _turns(value):
         return value
     first = next(axis for axis, size in enumerate(value.shape) if size > 1)
@@ -263,13 +263,13 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _with_channels_last(value: Any) -> Any:
-    """A tensor of images or volumes whose channels come last in memory; anything else as it is."""
+    """A channels-last tensor of images or volumes; anything else unchanged."""
     if not isinstance(value, torch.Tensor) or not _has_channels(value):
         return value
     return value.detach().clone(memory_format=_CHANNELS_LAST[value.dim()])
 
 
-#: By source: which tensors lie otherwise there, and what makes them.
+#: For each source: the tensors that get another layout, and the function that gives it to them.
 _LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], bool], Callable[[Any], Any]]] = {
     "turned": (_turns, _turned),
     "spread": (_turns, _spread),
@@ -285,7 +285,7 @@ def _with_out(op: Any, sample: Any) -> dict[str, Any] | None:
     try:
         seed()
         made = op.op(sample.input, *sample.args, **sample.kwargs)
-    except Exception:  # torch will say so again where the call itself is judged
+    except Exception:  # torch raises this again when the call itself is judged
         return None
     if not tensors_in(made):
         return None

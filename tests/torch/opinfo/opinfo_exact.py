@@ -1,4 +1,4 @@
-"""Ops whose truth is another one than torch's own in float64."""
+"""Ops whose exact results are not those of torch in float64."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-#: Ops that return memory as it is found.
+#: Ops that return uninitialized memory.
 UNDEFINED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
-#: Ops whose kernels in torch read memory beyond an input of which an axis is spread out from one element.
+#: Ops whose torch kernels read memory beyond an input that has an expanded axis.
 READ_BEYOND_SPREAD = ("median", "nanmedian", "masked.median")
-#: Ops that give a spread-out input more memory than it has. The rest is memory as it is found.
+#: Ops that grow the memory of an expanded input. The additional memory is uninitialized.
 GROWN_FROM_SPREAD = ("resize_", "resize_as_")
-#: Ops that draw numbers, others in each dtype: eager's are the truth.
+#: Ops that draw random numbers, which differ between dtypes. Eager's results are the truth.
 DRAWN = (
     "cauchy", "exponential", "geometric", "log_normal", "normal", "rand_like", "randint", "randint_like", "randn",
     "randn_like", "uniform",
@@ -21,16 +21,16 @@ DRAWN = (
 
 
 def is_undefined(op: str, source: str) -> bool:
-    """Whether values that eager torch returns come from memory as it is found.
+    """True if values that eager torch returns come from uninitialized memory.
 
     Args:
-        source: of the call.
+        source: the source of the call.
     """
     return op in UNDEFINED or (op in READ_BEYOND_SPREAD + GROWN_FROM_SPREAD and source.startswith("spread"))
 
 
 def _trigamma(x: torch.Tensor) -> torch.Tensor:
-    """In float64: its series at x + 20, and the steps down from there."""
+    """trigamma in float64: its series at x + 20, and the recurrence down from there."""
     steps = sum((1 / (x + i) ** 2 for i in range(20)), torch.zeros_like(x))
     inverse = 1 / (x + 20)
     factors = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
@@ -38,7 +38,7 @@ def _trigamma(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Exact(torch.autograd.Function):
-    """A function of torch with a derivative that torch does not give it; called as apply(x, function, derivative)."""
+    """A torch function with a more accurate derivative than torch's; called as apply(x, function, derivative)."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, function: Any, derivative: Any) -> torch.Tensor:
@@ -64,13 +64,13 @@ def _polygamma(x: torch.Tensor, n: int, **kwargs: Any) -> torch.Tensor:
     return _trigamma(x.double()) if n == 1 else torch.polygamma(n, x)
 
 
-#: What ops mean in float64, where torch's own are not near enough to tell.
+#: Exact results of ops in float64, where torch's own are not accurate enough.
 EXACT: dict[str, Callable[..., Any]] = {
-    # Its gradient is 1/6 rounded to float32 in torch.
+    # In torch its gradient is 1/6 rounded to float32.
     "nn.functional.hardsigmoid": lambda x, inplace=False: torch.nn.functional.relu6(x + 3) / 6,
-    # 1 + erf(x) loses the tail.
+    # torch's 1 + erf(x) loses the tail.
     "special.ndtr": lambda x: torch.erfc(x * -(0.5**0.5)) / 2,
-    # torch rounds float64 to float32 first, and that to 16 bits.
+    # torch rounds float64 to float32 first, and then to 16 bits.
     "half": lambda x, **kwargs: x,
     "bfloat16": lambda x, **kwargs: x,
     # torch's trigamma has an error of 4e-11 in float64, and is the derivative of digamma.
@@ -82,14 +82,14 @@ EXACT: dict[str, Callable[..., Any]] = {
 
 
 def exact(op: str, form: str) -> Callable[..., Any] | None:
-    """What an op means in float64 in one of its forms; None where torch's own is near enough."""
+    """The exact float64 version of an op in one of its forms; None where torch's own is accurate enough."""
     found = EXACT.get(op)
     if found is None:
         return None
 
     def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         target = args[0] if form.startswith("in place") else out
-        result = found(args[0].clone(), *args[1:], **kwargs)  # which backward may need
+        result = found(args[0].clone(), *args[1:], **kwargs)  # a copy: backward may need the argument
         return result if target is None else target.copy_(result)
 
     return call

@@ -1,7 +1,7 @@
-"""The calls of an op through opgraph.torch: what is found wrong with them.
+"""The calls of an op through opgraph.torch, and the differences from eager torch that they show.
 
-Captured ways are given many calls at once, each alone and amid arithmetic: a graph of them takes little longer to
-capture than one of them does. A call that comes out wrong there is run once more by itself.
+Many calls are captured as one graph, each alone and amid arithmetic: such a graph takes little longer to capture than
+a graph of one call. A call whose outcome is wrong there is run once more on its own.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from torch import nn
 
 from opgraph.torch.graph.backend import observed
 
-#: Calls that are captured at once.
+#: The maximum number of calls that are captured as one graph.
 TOGETHER_AT_MOST = 16
 
 
 @dataclass
 class Case:
-    """A call of an op, alone or amid arithmetic, with the judge of what comes out of it."""
+    """A call of an op, alone or amid arithmetic, with the judge of its outcome."""
 
     call: Call
     amid: bool
@@ -49,7 +49,7 @@ class Case:
     judge: Judge
 
 
-#: A case, with the kind and the text of what is wrong with it.
+#: A case, with the kind and the text of its problem.
 Told = tuple[Case, str, str]
 
 
@@ -58,12 +58,12 @@ class Sweep:
 
     Args:
         ways: names of ways of capture.
-        most: how many inputs are taken of each source.
+        most: the maximum number of inputs from each source.
 
     Attributes:
-        calls: how many calls there were, of those that differ.
-        ran: how many runs there were.
-        refused: how often each row of the table of refusals was met.
+        calls: the number of distinct calls.
+        ran: the number of runs.
+        refused: for each row of the table of refusals, the number of findings that it lists.
         fused: the torch ops that kernels of captured graphs computed, and "function" where a function was fused.
     """
 
@@ -75,11 +75,11 @@ class Sweep:
         self.fused: set[str] = set()
 
     def findings(self, op: Any, dtypes: list[torch.dtype], checks: str = "fgse") -> Iterator[Finding]:
-        """What is found of an op.
+        """Runs the calls of an op and yields the findings.
 
         Args:
-            checks: letters: forward, gradients, second derivatives, errors; turned inputs and those that lie in further
-                ways ("l"), forward and gradients; inputs of which one has a gradient ("p").
+            checks: letters: forward (f), gradients (g), second derivatives (s), errors (e); forward and gradients of
+                turned inputs (t) and of other layouts (l); inputs with one gradient where several could have one (p).
         """
         functions: dict[Any, Any] = {}
         for dtype in dtypes:
@@ -126,7 +126,7 @@ class Sweep:
                 self.refused[row] += 1
 
     def _function(self, op: Any, case: Case, derivative: int, way: str, functions: dict[Any, Any]) -> Told:
-        """Of a way that keeps what it captured for later calls with other arguments."""
+        """Runs a case in a way that keeps its capture for later calls with other arguments."""
         key = case.call.form, case.amid, way
         if key not in functions:
             functions[key] = WAYS[way](case.program)
@@ -141,14 +141,14 @@ class Sweep:
         return case, kind, text
 
     def _captured(self, op: Any, cases: list[Case], derivative: int, way: str) -> list[Told]:
-        """Of a way that captures whole programs: of many calls that torch answers, of each of the others."""
+        """Runs cases in a way that captures whole programs: all answered calls as one, each raising call on its own."""
         raising = [case for case in cases if case.judge.eager.error is not None]
         answered = [case for case in cases if case.judge.eager.error is None]
         told = [told for case in raising for told in self._together(op, [case], derivative, way)]
         return told + (self._together(op, answered, derivative, way) if answered else [])
 
     def _together(self, op: Any, cases: list[Case], derivative: int, way: str) -> list[Told]:
-        """What is wrong with calls that are captured as one program, and with each by itself where something is."""
+        """Runs calls that are captured as one program; where a problem shows, runs the calls in question separately."""
         self.ran += len(cases)
         calls = [case.call for case in cases]
         runs, graphs = _runs(self._capture(cases, WAYS[way]), calls, derivative)
@@ -165,14 +165,14 @@ class Sweep:
         if not any(kind for kind, _ in problems):
             return []
         lost = runs[0][0].error is not None or runs[0][0].unfused or not graphs
-        if lost and len(cases) > 1:  # which of them is it?
+        if lost and len(cases) > 1:  # find the call that causes it
             halves = cases[::2], cases[1::2]
             return [told for some in halves for told in self._together(op, some, derivative, way)]
         by_itself: dict[int, list[Told]] = {}
         if len(cases) > 1:
             suspects = [i for i, (kind, _) in enumerate(problems) if kind]
             by_itself = {i: self._together(op, [cases[i]], derivative, way) for i in suspects}
-            # What Dynamo leaves to torch by itself may come out wrong among others all the same.
+            # A call that Dynamo leaves to torch when it is alone may still give a wrong result among others.
             for i in suspects:
                 if problems[i][0] != "not compiled":
                     by_itself[i] = [told for told in by_itself[i] if told[1] != "not compiled"]
@@ -191,7 +191,7 @@ class Sweep:
         return told
 
     def _capture(self, cases: list[Case], how: Callable[[nn.Module], Callable[..., Any]]) -> Callable[..., Any]:
-        """The programs of cases as one, which is given (args, kwargs) of each, captured in a way."""
+        """Captures the programs of the cases as one program, which takes (args, kwargs) of each."""
         return how(Programs([case.program for case in cases]))
 
     def _verdict(self, op: Any, case: Case, got: Outcome, way: str) -> tuple[str, str]:
@@ -199,8 +199,8 @@ class Sweep:
 
 
 def _runs(program: Any, calls: list[Call], derivative: int) -> tuple[list[list[Outcome]], list[Any]]:
-    """A first run, a second one of a forward that went well, for which nothing is compiled; the graphs captured."""
-    forget()  # that Dynamo leaves a piece of code to torch, too
+    """The outcomes of a run, and of a second one after a successful forward, which must compile nothing; the graphs."""
+    forget()  # also that Dynamo left a piece of code to torch
     graphs: list[Any] = []
     with observed(graphs.append):
         runs = [run_together(program, calls, derivative)]
@@ -225,7 +225,7 @@ def _cases(op: Any, calls: list[Call], derivative: int) -> Iterator[Case]:
         assert function is not None
         for amid in (False, True):
             if derivative and not amid and call.form.startswith("in place"):
-                continue  # torch refuses to write into what it differentiates by
+                continue  # torch does not allow in-place writes to leaves that require a gradient
             program = Program(function, amid)
             truth = None if meant is None else Program(meant, amid)
             yield Case(call, amid, program, Judge(program, call, derivative, truth, drawn=op.name in DRAWN))

@@ -1,8 +1,7 @@
-"""Captured graphs without a compiler: their kernels' loops are run op by op, on the memory of the kernels.
+"""Captured graphs without a compiler: the loops of their kernels are run op by op, on the kernels' memory.
 
-What a graph captures, how it is cut into kernels, what each of them reads and writes and where that lies is what it is
-with a compiler; only the C++ text is left out. (Where the library itself finds no compiler it leaves captured graphs to
-torch.)
+Capture, the partition into kernels, each kernel's reads and writes and their layouts are the same as with a compiler;
+only the C++ text is left out. (Where the library itself finds no compiler it leaves captured graphs to torch.)
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class LoopKernel:
     """A loop that is run op by op.
 
     Attributes:
-        run: from arrays to arrays.
-        reads: which inputs of its partition it reads.
-        own: the kernel before it is compiled, which knows how the loop's operands lie.
+        run: the function that runs the loop, on arrays.
+        reads: the indices of the partition's inputs that it reads.
+        own: the kernel before compilation, with the layouts of the loop's operands.
     """
 
     run: Any
@@ -52,7 +51,7 @@ class LoopKernel:
 
     @property
     def operands(self) -> Operands:
-        """How the loop's operands lie."""
+        """The layouts of the loop's operands."""
         return self.own.operands
 
     def with_scalars(self, scalars: Mapping[int, float]) -> LoopKernel:
@@ -64,7 +63,7 @@ class LoopKernel:
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """A loop and where its operands lie, what it reads first."""
+    """A loop and the places of its operands, those that it reads first."""
 
     kernel: LoopKernel
     places: tuple[Place, ...]
@@ -88,7 +87,7 @@ class InterpretedTarget(device_targets.HostTarget):
     def sequence(
         self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]
     ) -> device_targets.Lines:
-        """As HostTarget; what the lines pass are tensors, not their addresses."""
+        """As HostTarget, except that the lines pass tensors, not their addresses."""
         tensors = ", ".join(a.removesuffix(".data_ptr()") for a in addresses)
 
         def call(*given: torch.Tensor) -> None:
@@ -111,7 +110,7 @@ class InterpretedTarget(device_targets.HostTarget):
 
 
 def _array(tensor: torch.Tensor, place: Place, skipped: int) -> np.ndarray:
-    if not place.name:  # only the shape counts
+    if not place.name:  # only the shape matters
         return np.broadcast_to(np.zeros((), dtype_of(NAMES[place.dtype]).numpy), place.kernel_size)
     first = tensor.storage_offset() + skipped // place.dtype.itemsize
     return to_numpy(tensor.detach().as_strided(place.kernel_size, place.kernel_stride, first))
@@ -122,7 +121,7 @@ _TARGET = InterpretedTarget()
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """While this lasts, no compiler is found, and captured graphs run their loops all the same."""
+    """A context in which no compiler is found, and captured graphs run their loops op by op."""
     with (
         mock.patch.object(cpu_compiler, "find_compiler", lambda: None),
         mock.patch.object(device_targets, "_HOST", _TARGET),

@@ -1,15 +1,15 @@
-"""Whether an outcome is eager torch's, within the slack rule.
+"""Compares an outcome with eager torch's, by the slack rule.
 
-The truth is the same program in float64. An element of a result may be
+The truth is the same program in float64. An element of a result may differ from it by
 
-- within the bound of a single op (`specs/accuracy.md`) of it,
-- or at most twice as far from it as eager is, here or at arguments nearby: where sums cancel, how far eager is off is
-  chance, so it is measured at several,
-- and beside that as far as twice what the last bit of an argument is worth: the truth is computed again with every
-  argument moved by up to its rounding error.
+- the bound of a single op (`specs/accuracy.md`),
+- or twice eager's own error, here or at nearby arguments. Where sums cancel, eager's error is a matter of chance, so it
+  is measured at several arguments;
+- and, in addition, twice the effect of the last bit of the arguments: the truth is computed again with every argument
+  moved by up to its rounding error.
 
-Nothing is excused for being next to an element that is off. Of a result in float64 eager's own is the truth, and how
-far off it is itself is measured one dtype below: as the same program in float32 is, on arguments that float32 holds.
+An error of a neighboring element excuses nothing. For a float64 result the truth is eager's own, and eager's error is
+measured one dtype below: as the error of the same program in float32, at arguments that float32 holds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from opinfo_run import Outcome, run
 
 #: The bound of a single op, in ulp.
 BOUNDS = {torch.float16: 0.51, torch.bfloat16: 0.51, torch.float32: 3.0, torch.float64: 8.0}
-#: How often arguments are moved for what their last bits are worth.
+#: The number of times that arguments are moved to measure the effect of their last bits.
 MOVES = 4
-#: At how many arguments eager is measured; at more where an element is off by these.
+#: The number of arguments at which eager is measured; the second one where an element is still off after the first.
 MEASURED = (8, 64)
-#: How near these are, relatively: as far away as values on the way are rounded in other ways (tanh(4) changes its last
-#: bit with the 11th of 4), and as many numbers of float32 lie between for float64.
+#: The relative distance of nearby arguments. Within it intermediate values are rounded in other ways (the last bit of
+#: tanh(4) changes with the 11th bit of 4), and as many float32 numbers lie between for float64.
 NEARBY = 2.0**-6
-#: What rounding in float64 is worth of that in float32.
+#: The ratio of float64's rounding error to float32's.
 EPS_BELOW = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
 
 
@@ -38,11 +38,11 @@ class Judge:
     """Compares outcomes of one call with eager torch's.
 
     Args:
-        program: as eager torch runs it.
+        program: the program as eager torch runs it.
         call: the arguments.
         derivative: see `run`.
-        exact: the program that float64 knows the truth by, where torch's own is not near enough.
-        drawn: the program draws numbers, others in float64: eager's are the truth.
+        exact: the program that gives the truth in float64, where torch's own is not accurate enough.
+        drawn: the program draws numbers that differ in float64: eager's results are the truth.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Judge:
         self._nearby: dict[torch.dtype, list[tuple[Outcome, Outcome]]] = {}
 
     def problem(self, got: Outcome, *, gradient_strides: bool = True) -> str:
-        """What is wrong with an outcome, in a line; empty where nothing is.
+        """A one-line description of an outcome's problem; empty if there is none.
 
         Args:
-            gradient_strides: whether gradients lie in memory as eager's do; AOTAutograd lays them out by itself. Those
-                of inputs that are turned or spread never have to: they lie as the inputs, eager's as the cotangents.
+            gradient_strides: True if gradients must have eager's strides; AOTAutograd chooses its own. Those of turned,
+                expanded or channels-last inputs never must: they have the inputs' strides, eager's the cotangents'.
         """
         gradient_strides &= not self._call.source.startswith((*TURNED, *SPREAD))
         if type(got.result) is not type(self.eager.result):
@@ -85,7 +85,7 @@ class Judge:
 
     def _differs(self, name: str, got: Any, eager: Any, strides: bool) -> str:
         if name.startswith("second derivative") and (got is None or eager is None):
-            # A sum has none, or zeros: that depends on how its derivative is written.
+            # The second derivative of a sum is None or zeros, depending on how its derivative is written.
             known = got if eager is None else eager
             return "" if known is None or not known.any() else f"{name}: {_short(got)}, in torch {_short(eager)}"
         if not isinstance(got, torch.Tensor) or not isinstance(eager, torch.Tensor):
@@ -116,7 +116,7 @@ class Judge:
         )
 
     def _beyond(self, name: str, got: torch.Tensor, eager: torch.Tensor, off: torch.Tensor) -> torch.Tensor:
-        """Which elements of those that are off are off by more than rounding explains."""
+        """The elements of `off` whose error is larger than rounding explains."""
         truth = self._value(self._true(), name, got)
         if truth is None:
             return off
@@ -125,7 +125,7 @@ class Judge:
         off = off & ~(mine <= allowed)
         if self._drawn or not off.any():
             return off
-        # What overflows on the way in torch may be finite here, and the other way round where both are lost.
+        # A value that overflows inside torch may be finite here, and vice versa where both are lost.
         off = off & ~(truth.isfinite() & ~eager.isfinite() & ~got.isfinite())
         allowed = torch.maximum(allowed, 2 * finite(eager.double() - truth))
         off = off & ~(mine <= allowed)
@@ -134,7 +134,7 @@ class Judge:
             value = self._value(moved, name, got)
             if value is not None:
                 spread = torch.maximum(spread, finite(value - truth))
-                # At the edge of where it is defined it may be what it is beyond.
+                # At the edge of the domain the result may be the one beyond the edge.
                 off = off & ~(same(got, value.to(got.dtype)) & ~truth.isfinite())
         for count in (0, *MEASURED):
             if off.any():
@@ -143,20 +143,20 @@ class Judge:
         return off
 
     def _noise(self, name: str, like: torch.Tensor, count: int) -> torch.Tensor:
-        """How far eager is off at most at so many arguments nearby (of float64, as float32 tells)."""
+        """Eager's largest error at `count` nearby arguments (for float64, derived from float32's)."""
         noise = torch.zeros(like.shape, dtype=torch.float64)
         for narrow, wide in self._measured(like.dtype, count)[:count]:
             a, b = self._value(narrow, name, like), self._value(wide, name, like)
             if a is None or b is None:
                 continue
             by = finite(a - b)
-            if like.dtype == torch.float64:  # of what float32 has no digits for it tells nothing
+            if like.dtype == torch.float64:  # float32 gives no information about numbers that it has no digits for
                 by = torch.where(b.abs() < torch.finfo(torch.float32).tiny, 0.0, by * EPS_BELOW)
             noise = torch.maximum(noise, by)
         return noise
 
     def _measured(self, dtype: torch.dtype, count: int) -> list[tuple[Outcome, Outcome]]:
-        """Eager in a dtype (of float64, in float32) and in float64, at the same arguments nearby."""
+        """Eager's outcomes in a dtype (float32 for float64) and in float64, at the same nearby arguments."""
         is_wide = dtype == torch.float64
         truth = self._program if is_wide else self._exact
         found = self._nearby.setdefault(dtype, [])
@@ -179,7 +179,7 @@ class Judge:
         return self._moved[dtype]
 
     def _wide(self, program: Callable[..., Any], change: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
-        """A program in float64, which is also what it makes of integers."""
+        """A program's outcome in float64, which is also the default dtype, into which it converts integers."""
         before = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
@@ -195,12 +195,12 @@ class Judge:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where two tensors hold the same number, or both none."""
+    """True where two tensors hold the same number, or both NaN."""
     return (a == b) | ((a != a) & (b != b))
 
 
 def finite(difference: torch.Tensor) -> torch.Tensor:
-    """The size of a difference; 0 where it is none or infinite."""
+    """The absolute value of a difference; 0 where it is NaN or infinite."""
     return difference.abs().nan_to_num(0.0, 0.0, 0.0)
 
 
@@ -212,17 +212,17 @@ def spacing(truth: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def widened(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of floats in float64, others as they are."""
+    """A floating-point tensor in float64; complex ones in complex128, others unchanged."""
     return x.double() if x.dtype.is_floating_point else x.to(torch.complex128) if x.dtype.is_complex else x
 
 
 def rounded(
     moved: Callable[[torch.Tensor], torch.Tensor], *, and_widened: bool = False
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that moves a tensor of floats and rounds it to its dtype, float64 to float32.
+    """A function that moves a floating-point tensor and rounds it to its dtype, float64 to float32.
 
     Args:
-        and_widened: the numbers are given in float64 again.
+        and_widened: the function converts the rounded numbers back to float64.
     """
 
     def changed(x: torch.Tensor) -> torch.Tensor:
@@ -234,7 +234,7 @@ def rounded(
 
 
 def mover(seed: int, eps: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A function that moves numbers by up to eps, relatively, and makes them float64."""
+    """A function that moves numbers by a relative amount of up to eps, and converts them to float64."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(x: torch.Tensor) -> torch.Tensor:
@@ -247,12 +247,12 @@ def mover(seed: int, eps: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def wide_dtype(value: Any) -> Any:
-    """A dtype of floats as float64, other arguments as they are."""
+    """float64 for a floating-point dtype; other arguments unchanged."""
     return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
 def narrow_dtype(value: Any) -> Any:
-    """float64 as float32, other arguments as they are."""
+    """float32 for float64; other arguments unchanged."""
     return torch.float32 if value is torch.float64 else value
 
 

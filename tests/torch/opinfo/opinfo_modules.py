@@ -1,6 +1,6 @@
-"""PyTorch's ModuleInfo database: every module of torch.nn with its inputs, through the same judge as the ops.
+"""PyTorch's ModuleInfo database: every module of torch.nn with its inputs, compared by the same judge as the ops.
 
-A module's parameters and buffers are arguments of its calls: the judge compares what becomes of them (running
+A module's parameters and buffers are arguments of its calls. The judge compares their values after the call (running
 statistics), differentiates by them, and computes the truth with them in float64.
 """
 
@@ -21,16 +21,16 @@ from opinfo_verdict import Finding
 from opinfo_ways import Program
 from torch import nn
 
-#: The database names the first two alone; where eager torch computes in the others, they are judged as well.
+#: The database lists only the first two. The others are judged as well, for modules that eager torch computes in them.
 MODULE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Loaded:
-    """A module, or what calls it, that is given the module's tensors with each call.
+    """A module, or a program around it, that receives the module's tensors with each call.
 
     Args:
         call: the module itself, or a program around it.
-        module: takes the tensors.
+        module: the module that the tensors are set in.
     """
 
     def __init__(self, call: Callable[..., Any], module: nn.Module) -> None:
@@ -38,7 +38,7 @@ class Loaded:
         self.module = module
 
     def __call__(self, state: dict[str, torch.Tensor], /, *args: Any, **kwargs: Any) -> Any:
-        """What the call returns.
+        """Sets the module's tensors and returns the result of the call.
 
         Args:
             state: parameters and buffers by name.
@@ -53,11 +53,11 @@ class ModuleSweep(Sweep):
     """Runs the modules of the database; see Sweep."""
 
     def findings(self, info: Any, dtypes: list[torch.dtype], checks: str = "fge") -> Iterator[Finding]:
-        """What is found of a module.
+        """Runs the calls of a module and yields the findings.
 
         Args:
             info: a ModuleInfo.
-            checks: letters: forward, gradients, errors.
+            checks: letters: forward (f), gradients (g), errors (e).
         """
         for dtype in dtypes:
             cases: list[tuple[int, Iterator[Case]]] = []
@@ -76,7 +76,7 @@ class ModuleSweep(Sweep):
                         )
 
     def _capture(self, cases: list[Case], how: Callable[[nn.Module], Callable[..., Any]]) -> Callable[..., Any]:
-        """As Sweep; the tensors of the module are put in place outside of what is captured."""
+        """As Sweep, except that the module's tensors are set outside the captured program."""
         (case,) = cases
         loaded = case.program
         assert isinstance(loaded, Loaded)
@@ -86,7 +86,7 @@ class ModuleSweep(Sweep):
 
 
 def all_modules() -> list[Any]:
-    """The database. (To import it takes seconds.)"""
+    """The database. (Importing it takes seconds.)"""
     from torch.testing._internal.common_modules import module_db
 
     torch.backends.__allow_nonbracketed_mutation_flag = True  # type: ignore[attr-defined]
@@ -106,13 +106,13 @@ def _cases(info: Any, dtype: torch.dtype, derivative: int, most: int | None) -> 
                 continue
             source = f"{'training' if training else 'evaluation'} {number} {given.desc}".rstrip()
             for case in _both(info, given, dtype, derivative, training, source):
-                # What the database does not name may be missing in eager torch alone.
+                # A dtype that the database does not list may be missing in eager torch itself.
                 if case.judge.eager.error is None or dtype in info.dtypes:
                     yield case
 
 
 def _wrong_cases(info: Any, dtype: torch.dtype) -> Iterator[Case]:
-    """Calls that torch refuses; what it refuses to construct is no call."""
+    """Calls that torch refuses, without modules that it refuses to construct."""
     if info.module_error_inputs_func is None:
         return
     from torch.testing._internal.common_modules import ModuleErrorEnum
@@ -128,7 +128,7 @@ def _both(info: Any, given: Any, dtype: torch.dtype, derivative: int, training: 
     seed()
     module = info.module_cls(*given.constructor_input.args, **given.constructor_input.kwargs).to(dtype).train(training)
     args, kwargs = given.forward_input.args, dict(given.forward_input.kwargs)
-    if info.is_lazy:  # its first call makes its parameters, and another class of it
+    if info.is_lazy:  # its first call creates its parameters and changes its class
         with torch.no_grad():
             module(*copied(args, lambda x: x, None), **copied(kwargs, lambda x: x, None))
     module.requires_grad_(derivative > 0)

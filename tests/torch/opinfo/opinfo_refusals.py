@@ -1,8 +1,8 @@
-"""What opgraph refuses of PyTorch's databases, or does otherwise than eager torch, and why: the one table of it.
+"""The table of PyTorch's database calls that opgraph refuses or computes differently from eager torch, with reasons.
 
-A fused function takes pointwise arithmetic, and its error says so of everything else; a fused module leaves that to
-torch and refuses nothing. A refusal that no row lists is a finding of the sweep. Rows about results are at the end:
-what torch.compile itself makes of the same call with its backend "aot_eager", and where another answer is right.
+A fused function takes pointwise arithmetic only, and its error says so for everything else. A fused module leaves other
+ops to torch and refuses nothing. A refusal without a row here is a finding of the sweep. The rows at the end are about
+results: those that torch.compile itself gives with its backend "aot_eager", and those where another answer is right.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Refusal:
     """A row.
 
     Attributes:
-        says: a regular expression that the first line of the error matches, or of what differs.
-        reason: why it is refused.
-        ops: names of ops, patterns as of files among them.
-        forms: of the calls; all where there are none.
-        ways: of capture.
-        kind: of finding.
+        says: a regular expression that matches the first line of the error or of the difference.
+        reason: the reason for the refusal.
+        ops: names of ops; file name patterns are allowed.
+        forms: forms of the calls; empty for all.
+        ways: ways of capture.
+        kind: the kind of the finding.
     """
 
     says: str
@@ -41,7 +41,7 @@ class Refusal:
     kind: str = "refused"
 
     def lists(self, finding: Finding) -> bool:
-        """Whether this row is about it."""
+        """True if this row is about the finding."""
         return (
             finding.kind == self.kind
             and finding.way in self.ways
@@ -121,7 +121,7 @@ TABLE: tuple[Refusal, ...] = (
     ),
     Refusal(r"of int16 cannot be fused", "opgraph has no integers of 16 bits"),
     Refusal(r"of complex(64|128) cannot be fused", "opgraph has no complex numbers", "addcdiv addcmul where"),
-    # What follows is refused in the same words; the reasons differ.
+    # The errors below have the same words but different reasons.
     Refusal(
         _NO_OP,
         "linear algebra: a library's work",
@@ -203,7 +203,7 @@ TABLE: tuple[Refusal, ...] = (
         "__rdiv__ __rmod__ __rpow__ __rsub__",
     ),
     Refusal(_NO_OP, "opgraph has no integers of 16 bits", "short"),
-    # What torch.compile makes of programs, with any backend.
+    # Behavior of torch.compile, with any backend.
     Refusal(
         "shape of argument 0 afterwards",
         "Dynamo breaks the graph at an in-place view of an argument, and where another call stands before it, the view "
@@ -423,5 +423,5 @@ TABLE: tuple[Refusal, ...] = (
 
 
 def listed(finding: Finding) -> Refusal | None:
-    """The row that lists a refusal; None where none does."""
+    """The row that lists a refusal; None if there is none."""
     return next((row for row in TABLE if row.lists(finding)), None)

@@ -1,4 +1,4 @@
-"""One run of a program: its results, what became of its arguments, and its gradients."""
+"""One run of a program: its results, its arguments after the call, and its gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from opinfo_calls import Call, seed, tensors_in
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
-        values: name -> tensor, or any other object that was returned; None for a gradient that is none.
-        error: what was raised instead.
+        values: name -> tensor, or any other returned object; None for a gradient that is None.
+        error: the exception that was raised instead.
         result: the program's result as it was returned.
-        unfused: the warning that (a part of) the program runs as it was written.
+        unfused: the warning that the program, or a part of it, runs as it was written.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -39,18 +39,18 @@ def run(
     """Calls a program on copies of a call's arguments.
 
     Args:
-        derivative: how often the results are differentiated by all arguments that require a gradient.
-        change: applied to every tensor argument and to every cotangent.
-        convert: applied to every argument that is no tensor, such as a dtype.
+        derivative: how many times the results are differentiated by all arguments that require a gradient.
+        change: a function that is applied to every tensor argument and to every cotangent.
+        convert: a function that is applied to every other argument, such as a dtype.
     """
     change = change or (lambda x: x)
     return _run(lambda given: [program(*given[0][0], **given[0][1])], [call], derivative, change, convert)[0]
 
 
 def run_together(program: Callable[[list[Any]], list[Any]], calls: Sequence[Call], derivative: int) -> list[Outcome]:
-    """As `run`, of calls that one program makes: it is given (args, kwargs) of each, and returns a result of each.
+    """Runs several calls in one program, which takes (args, kwargs) of each and returns a result of each; see `run`.
 
-    What is raised is the error of all outcomes.
+    An exception becomes the error of all outcomes.
     """
     return _run(program, calls, derivative, lambda x: x, None)
 
@@ -87,7 +87,7 @@ def _run(
 
 
 def copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor], convert: Callable[[Any], Any] | None) -> Any:
-    """The same value with new tensors, laid out in memory as the old ones are."""
+    """The same value with new tensors of the same memory layout."""
     if type(value) in (list, tuple):
         return type(value)(copied(v, change, convert) for v in value)
     if type(value) is dict:
@@ -126,7 +126,7 @@ def _leaves(value: Any, found: list[Any]) -> None:
 
 
 def _differentiate(outcomes: list[Outcome], leaves: list[list[torch.Tensor]], times: int, change: Any) -> None:
-    """Gradients of all outcomes by one backward."""
+    """Adds the gradients to all outcomes, by one backward pass."""
     found = [[t for t in tensors_in(o.result) if t.requires_grad] if some else [] for o, some in zip(outcomes, leaves)]
     cotangents = [_cotangents(results, 1, change, times > 1) for results in found]
     wrt = [some if results else [] for some, results in zip(leaves, found)]
@@ -144,7 +144,7 @@ def _differentiate(outcomes: list[Outcome], leaves: list[list[torch.Tensor]], ti
 
 
 def _gradients(results: Any, wrt: Any, cotangents: Any, create_graph: bool = False) -> list[list[Any]]:
-    """Of lists of lists, one for each outcome."""
+    """Gradients of lists of lists, one inner list for each outcome."""
     flat = [[t for some in lists for t in some] for lists in (results, wrt, cotangents)]
     if not flat[0]:
         return [[] for _ in results]
@@ -162,7 +162,7 @@ def _cotangents(results: list[torch.Tensor], number: int, change: Any, requires_
     made = []
     for result in results:
         draw = torch.rand(result.shape, dtype=torch.float64, generator=generator) + 0.5
-        # Numbers of few bits, which every dtype holds: they are the same in the truth.
+        # These numbers have few bits and are exact in every dtype, so the truth uses the same ones.
         value = ((8 * draw).round() / 8).to(result.dtype)
         made.append(
             change(value.to_sparse() if result.layout is not torch.strided else value).requires_grad_(requires_grad)

@@ -1,9 +1,9 @@
 """PyTorch's OpInfo database through opgraph.torch, against eager torch: `python tests/torch/opinfo/opinfo_sweep.py`.
 
 Every op, alone and amid arithmetic, in each way of capture: forward, gradients, second derivatives, dtypes, forms and
-layouts, and calls that torch refuses. A line tells of each op, and what is wrong is printed below it.
+layouts, and calls that torch refuses. Each op has one line of output, and its findings are printed below it.
 
-    python tests/torch/opinfo/opinfo_sweep.py --interpret --log all.jsonl    # what is in the log is not run again
+    python tests/torch/opinfo/opinfo_sweep.py --interpret --log all.jsonl    # records in the log are not run again
     python tests/torch/opinfo/opinfo_sweep.py --dtypes float32 --shard 0/8
     python tests/torch/opinfo/opinfo_sweep.py --ops clamp,nn.functional.gelu --ways module
     python tests/torch/opinfo/opinfo_sweep.py --modules --interpret          # the ModuleInfo database
@@ -11,7 +11,7 @@ layouts, and calls that torch refuses. A line tells of each op, and what is wron
 
 With `--interpret` nothing is compiled: kernels' loops are run op by op (`opinfo_interpreted.py`), many times faster.
 
-Of calls that differ in the values of tensors alone one is run (`opinfo_calls.distinct`).
+Of calls that differ only in the values of tensors, one is run (`opinfo_calls.distinct`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from opinfo_ways import WAYS
 
 
 def chosen(ops: list[Any], names: str, shard: str) -> list[Any]:
-    """Ops or modules by name, or a part of all: "k/n" is every n-th from the k-th."""
+    """Ops or modules with the given names, or a shard of all: "k/n" is every n-th from the k-th."""
     part, parts = map(int, shard.split("/"))
     if names:
         wanted = names.split(",")
@@ -48,7 +48,7 @@ def chosen(ops: list[Any], names: str, shard: str) -> list[Any]:
 
 
 def swept(sweep: Sweep, op: Any, dtype: torch.dtype, checks: str) -> dict[str, Any]:
-    """A record of the log: what came of an op in one dtype."""
+    """The log record of one op in one dtype."""
     start, used, calls, ran, before = (
         time.monotonic(),
         time.process_time(),
@@ -75,7 +75,7 @@ def swept(sweep: Sweep, op: Any, dtype: torch.dtype, checks: str) -> dict[str, A
 
 
 def line_of(record: dict[str, Any], most: int) -> str:
-    """A record in a line, with up to so many findings of each kind below it."""
+    """A record as one line of text, with at most `most` findings of each kind below it."""
     kinds = collections.Counter(kind for kind, _ in record["found"])
     told = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
     lines = [f"{record['op']} {record['dtype']}: {record['runs']} runs, {record['seconds']} s. {told}"]
@@ -88,7 +88,7 @@ def line_of(record: dict[str, Any], most: int) -> str:
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """What ran, by dtype, what was found, and how often each row of the table of refusals was met."""
+    """The runs by dtype, the findings, and the number of findings that each row of the table of refusals lists."""
     lines = []
     for dtype in sorted({r["dtype"] for r in records}):
         some = [r for r in records if r["dtype"] == dtype]
@@ -110,7 +110,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """The command; its exit status is 1 where something is wrong."""
+    """The command; its exit status is 1 if there are findings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="", help="names, with commas between them; all where there are none")
     parser.add_argument("--modules", action="store_true", help="the modules of ModuleInfo instead of ops")

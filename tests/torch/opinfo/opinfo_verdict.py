@@ -1,4 +1,4 @@
-"""What is wrong with a run: findings, and the kinds of them."""
+"""Findings of a run, and their kinds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from opinfo_run import Outcome
 import opgraph
 from opgraph.errors import OpGraphError
 
-#: Through these a fused module is called and enters Dynamo.
+#: The files through which a call of a fused module enters Dynamo.
 ENTRANCES = ("fuse_module.py", "dynamo_entry.py", "torch_internals.py")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as in eager torch.
+    """A difference from eager torch.
 
     Attributes:
-        op, way, dtype, form, source: which call.
-        amid: whether arithmetic stands around the call.
-        derivative: how often it was differentiated.
+        op, way, dtype, form, source: the call.
+        amid: True if arithmetic surrounds the call.
+        derivative: the number of times it was differentiated.
         kind: "wrong", "raw error", "refused" (and no row of the table lists it), "answered" (where torch raises),
-            "unfused" (runs as it was written, with a warning), "not compiled" (no graph was captured, without one), or
-            "torch.compile" (its backend "aot_eager" makes the same of it).
-        text: what is wrong.
+            "unfused" (runs as it was written, with a warning), "not compiled" (no graph was captured, no warning), or
+            "torch.compile" (its backend "aot_eager" gives the same).
+        text: a description.
     """
 
     op: str
@@ -48,10 +48,10 @@ class Finding:
 
 
 def verdict(judge: Judge, got: Outcome, way: str, *, undefined: bool = False) -> tuple[str, str]:
-    """Kind and text of what is wrong with an outcome; both empty where nothing is.
+    """The kind and the text of an outcome's problem; both empty if there is none.
 
     Args:
-        undefined: the result is memory as it is found.
+        undefined: the result is uninitialized memory.
     """
     expected = judge.eager.error
     if isinstance(got.error, OpGraphError):
@@ -72,10 +72,10 @@ def verdict(judge: Judge, got: Outcome, way: str, *, undefined: bool = False) ->
 
 
 def is_torchs(judge: Judge, found: tuple[str, str], runs: list[Outcome], way: str) -> bool:
-    """Whether what was found is what torch.compile itself makes of the calls.
+    """True if torch.compile itself gives the same for these calls.
 
     Args:
-        runs: of the same calls by its backend "aot_eager".
+        runs: outcomes of the same calls with its backend "aot_eager".
     """
     kind, text = found
     if kind == "unfused":
@@ -87,16 +87,16 @@ def is_torchs(judge: Judge, found: tuple[str, str], runs: list[Outcome], way: st
 
 
 def _what(text: str) -> str:
-    """The beginning of a judge's line: which property of which result differs."""
+    """The beginning of a judge's line: the property and the result that differ."""
     return text.removeprefix("second call: ").partition(":")[0]
 
 
 def is_error_of_torch(error: BaseException, expected: BaseException) -> bool:
-    """Whether an error that is not of opgraph's classes is torch's own, where eager torch raises one too.
+    """True if an error that is not of opgraph's classes is torch's own, in a case where eager torch raises one too.
 
-    What came up before opgraph's code was reached may be of any class: Dynamo's rules for tensors without data raise
-    others than torch's kernels do. What came up in opgraph's code has the class of eager's; where torch's Python did
-    not raise it itself, it says what eager's says.
+    An error raised before opgraph's code is reached may be of any class: Dynamo's rules for tensors without data raise
+    other classes than torch's kernels do. An error raised in opgraph's code must have eager's class. If torch's Python
+    code did not raise it itself, it must also have eager's message.
     """
     root = Path(opgraph.__file__).parent
     files = [Path(frame.filename.partition("#")[0]) for frame in traceback.extract_tb(error.__traceback__)]
@@ -107,7 +107,7 @@ def is_error_of_torch(error: BaseException, expected: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of what an error says."""
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]
 
 

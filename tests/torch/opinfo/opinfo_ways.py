@@ -1,4 +1,4 @@
-"""The ways of capture that the sweep judges, by the public API alone, and the programs that they are given."""
+"""The sweep's ways of capture, through the public API only, and the programs that they capture."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COUNTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Program(nn.Module):
-    """An op, alone or amid arithmetic: what is fused is also the arithmetic around a call that is not.
+    """An op, alone or amid arithmetic: arithmetic around a call is fused even where the call is not.
 
     Args:
         op: the function that is called.
-        amid: whether arithmetic stands before and behind the call. It is exact, and no number in it depends on dtypes.
+        amid: True to add arithmetic before and after the call. It is exact, and no number in it depends on dtypes.
     """
 
     def __init__(self, op: Callable[..., Any], amid: bool) -> None:
@@ -29,7 +29,7 @@ class Program(nn.Module):
         self.amid = amid
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the op returns, doubled (or negated, where it is a truth value) where the program is amid arithmetic."""
+        """The op's result; amid arithmetic minus twice the result, or its negation where it is a truth value."""
         if not self.amid:
             return self.op(*args, **kwargs)
         out = kwargs.pop("out", None)
@@ -40,7 +40,7 @@ class Program(nn.Module):
 
 
 def before(x: torch.Tensor) -> torch.Tensor:
-    """The same values, computed. (A kernel takes two ops at least.)"""
+    """The same values, computed by ops. (A kernel needs at least two ops.)"""
     if x.layout is not torch.strided:
         return x
     if x.dtype == torch.bool:
@@ -60,7 +60,7 @@ def behind(y: torch.Tensor) -> torch.Tensor:
 class Programs(nn.Module):
     """Several programs as one, which is captured once.
 
-    Its forward is given (args, kwargs) of each program, and returns a list of what they return.
+    Its forward takes (args, kwargs) of each program, and returns a list of their results.
     """
 
     def __init__(self, programs: Sequence[Program]) -> None:
@@ -68,7 +68,7 @@ class Programs(nn.Module):
         self.programs = nn.ModuleList(programs)
 
     def forward(self, calls: list[Any]) -> list[Any]:
-        """A result of each."""
+        """The results of the programs."""
         results = []
         for program, (args, kwargs) in zip(self.programs, calls):
             results.append(program.forward(*args, **kwargs))
@@ -91,7 +91,7 @@ def _sizes(program: nn.Module) -> Callable[..., Any]:
     return torch.compile(lambda *args, **kwargs: program.forward(*args, **kwargs), backend="opgraph", dynamic=True)
 
 
-#: A way of capture: from a program to what is called in its place.
+#: Ways of capture: functions from a program to its captured version.
 WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "function": _function,
     "module": _module,
@@ -99,20 +99,20 @@ WAYS: dict[str, Callable[[nn.Module], Callable[..., Any]]] = {
     "sizes": _sizes,
 }
 
-#: Of these, the ways that capture whole programs, which takes long: many calls are captured at once. The others meet
-#: all calls of an op, one after the other.
+#: The ways that capture whole programs. Capture takes long, so many calls are captured at once. In the other ways one
+#: captured function serves all calls of an op, one after the other.
 TOGETHER = frozenset({"module", "compile", "sizes"})
 
 
 def by_torch(way: str, program: nn.Module) -> Callable[..., Any]:
-    """What torch.compile makes of a program without a backend of its own, with sizes as the way has them."""
+    """A program compiled by torch.compile with its backend "aot_eager", with dynamic sizes if the way has them."""
     return torch.compile(program, backend="aot_eager", dynamic=True if way == "sizes" else None)
 
 
 def forget() -> None:
-    """Dynamo's captures are let go, of which it keeps as many as there are until then.
+    """Drops all of Dynamo's captures; it keeps every capture until then.
 
-    Where it would leave a call to eager torch because there are too many, it raises.
+    Where there are so many that it would leave a call to eager torch, it raises instead.
     """
     torch._dynamo.reset()
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000
@@ -120,5 +120,5 @@ def forget() -> None:
 
 
 def nothing_compiled() -> AbstractContextManager[Any]:
-    """While this lasts, a call that is not served by what was compiled before raises."""
+    """A context in which a call raises if it would need a new compilation."""
     return torch.compiler.set_stance("fail_on_recompile")  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""PyTorch's OpInfo database through opgraph.torch: a sample of it, the whole of it as a sweep, and what judges it."""
+"""PyTorch's OpInfo database through opgraph.torch: a sample of it, the whole database as a sweep, and the judge."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("expecttest")  # which the database imports
+pytest.importorskip("expecttest")  # the database imports it
 
 from opinfo_calls import Call, all_ops, dtypes_of, tensors_in  # noqa: E402
 from opinfo_findings import Sweep  # noqa: E402
@@ -23,13 +23,13 @@ from opinfo_ways import Program  # noqa: E402
 import opgraph.torch  # noqa: E402
 from opgraph.errors import Unimplemented  # noqa: E402
 
-#: What is fused, what a library runs, views, reductions, random numbers, lists of tensors.
+#: Fused ops, library ops, views, reductions, random numbers, lists of tensors.
 SAMPLE = (
     "sub", "clamp", "copysign", "where", "nn.functional.gelu", "nn.functional.prelu", "sign", "float_power", "isinf",
     "logical_and", "unbind", "split", "cumsum", "max", "sum", "matmul", "nn.functional.layer_norm",
     "nn.functional.dropout", "cat", "flip", "expand", "index_add", "masked_fill", "to", "hypot",
 )  # fmt: skip
-#: Kernels of these are compiled.
+#: Ops whose kernels are compiled.
 COMPILED = (("addcmul", torch.float32), ("nn.functional.hardsigmoid", torch.bfloat16))
 
 
@@ -46,12 +46,12 @@ def modules() -> list:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_sample(name: str, ops: list) -> None:
-    """Without a compiler, which is what takes the time: how calls are captured is the same."""
+    """Runs without a compiler, which would take most of the time; calls are captured in the same way."""
     with interpreted():
         assert not findings(name, torch.float32, ops, most=1)
 
 
-#: What the sweep found of functions: op, dtype, checks.
+#: Earlier findings of the sweep in functions: op, dtype, checks.
 FOUND = (
     ("erfinv", torch.float32, "g"),
     ("asin", torch.float64, "s"),
@@ -65,7 +65,7 @@ def test_what_was_found_of_functions(name: str, dtype: torch.dtype, checks: str,
         assert not findings(name, dtype, ops, 1, checks, ["function"])
 
 
-#: What the sweep found of modules with inputs that are turned or spread: op, checks.
+#: Earlier findings of the sweep in modules with turned, expanded or channels-last inputs: op, checks.
 FOUND_IN_MODULES = (
     ("native_dropout_backward", "t"),
     ("torch.ops.aten._safe_softmax.default", "t"),
@@ -81,7 +81,7 @@ def test_what_was_found_of_modules(name: str, checks: str, ops: list) -> None:
 
 
 def test_interpreted_kernels_serve_all_sizes() -> None:
-    """At the second size Dynamo captures a program for all sizes, whose kernels read numbers that follow from them."""
+    """At the second size Dynamo captures a program for all sizes. Its kernels read numbers derived from the sizes."""
 
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_interpreted_kernels_serve_all_sizes() -> None:
             torch.testing.assert_close(fused(x), model(x), rtol=1e-6, atol=0)
 
 
-#: What is one kernel, and a norm with running statistics; which checks.
+#: A module that is one kernel, and a norm with running statistics; and the checks.
 MODULES = (("nn.GELU", "fge"), ("nn.BatchNorm1d", "f"))
 
 
@@ -135,7 +135,7 @@ def findings(
     return "\n".join(str(f) for op in ops if op.name == name for f in sweep.findings(op, [dtype], checks))
 
 
-#: A shard is a test of the sweep.
+#: The number of shards of the sweep; each is one test.
 SHARDS = 24
 
 
@@ -185,7 +185,7 @@ def test_rounding_of_another_order_is_no_problem() -> None:
     assert judge.problem(run(other, call, derivative=1)) == ""
 
 
-#: Of arithmetic in which most of a number of size 1e4 cancels: written in parts; exact; and off by more than that.
+#: Functions for arithmetic that cancels most of a number of size 1e4: in parts; exact; and with a larger error.
 CANCELLING = {
     "in parts": (lambda x: ((x * 0.375 + 1e4) - 1e4) + x * 0.625, ""),
     "exact": (lambda x: x + 0, ""),
@@ -196,7 +196,7 @@ CANCELLING = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CANCELLING)
 def test_what_cancels_is_allowed_what_eager_is_off_there(name: str, dtype: torch.dtype) -> None:
-    """At these arguments float32 is right by chance: eager is measured at others, too."""
+    """At these arguments float32 is right by chance, so eager is measured at others, too."""
     call = Call("call", "", (torch.arange(256, 1024, 47, dtype=dtype) / 1024,), {})
     function, problem = CANCELLING[name]
     judge = Judge(lambda x: (x + 1e4) - 1e4, call)
@@ -217,14 +217,14 @@ def test_an_element_that_cancels_excuses_no_other(dtype: torch.dtype) -> None:
 
 
 def test_a_dtype_among_the_arguments_is_measured_one_below_too() -> None:
-    """What torch sums in another order cancels differently, which float32 tells where the sum is in float32."""
+    """A sum in another order cancels differently. float32 measures this only if its sum is in float32."""
     x = torch.arange(1, 65, dtype=torch.float64).sin()
     call = Call("call", "", (x,), {"dtype": torch.float64})
     judge = Judge(lambda x, dtype: ((x.to(dtype) * 3 + 1e4) - 1e4).sum(0, dtype=dtype), call)
     assert judge.problem(run(lambda x, dtype: (x * 3).sum(0, dtype=dtype), call)) == ""
 
 
-#: A function, an argument at the edge of where it is defined, or of where float32 has no digits, and a wrong result.
+#: A function, an argument at the edge of its domain or of float32's range, and a wrong result.
 EDGES = {
     "domain": (torch.acos, 1.0, torch.float32, 5.0),
     "overflow": (torch.exp, 88.72283, torch.float32, 3e38),
@@ -244,7 +244,7 @@ def test_the_edge_of_a_function_excuses_nothing(name: str) -> None:
 
 
 def raising(error: BaseException, file: str) -> Outcome:
-    """An outcome whose error came up in a file."""
+    """An outcome whose error was raised in a file."""
     scope: dict = {"error": error}
     exec(compile("def f():\n    raise error", file, "exec"), scope)
     try:
@@ -255,7 +255,7 @@ def raising(error: BaseException, file: str) -> Outcome:
 
 
 INSIDE = str(Path(opgraph.__file__).parent / "torch" / "tracing" / "trace.py")
-#: What eager torch raises, what is raised through opgraph and in which file, and what the verdict is.
+#: The error of eager torch, the error through opgraph and the file that raises it, and the verdict.
 ERRORS = {
     "the same": (IndexError("dimension out of range"), IndexError("dimension out of range (f.py:3)"), INSIDE, ""),
     "in other words": (IndexError("dimension out of range"), IndexError("list index"), INSIDE, "raw error"),
