@@ -73,7 +73,7 @@ def test_backward_has_what_a_view_of_a_written_input_held(read: Any, memory: Any
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5, 0.0])
 def test_a_part_of_a_graph_keeps_no_input_that_a_later_part_writes(dtype: Any, memory: Any) -> None:
-    """A result that another one is computed from ends a part; of fewest bytes may be an input, not what is read."""
+    """A result that another one is computed from ends a part. An input may have fewer bytes than the value to keep."""
 
     def function(x: Any, w: Any) -> Any:
         a = x.float().cos() * w

@@ -1,4 +1,4 @@
-"""Custom autograd functions are followed however their `apply` was bound, and left alone where nobody follows."""
+"""Custom autograd functions are followed under any name of `apply`, and left alone outside `functions_on_stack`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import opgraph.torch as ogt
 from opgraph.torch.autograd_function_hooks import RUN, functions_on_stack
 from opgraph.torch.inplace.source_position import frames_of
 
-#: Dynamo makes an instance of torch.autograd.Function where it follows one, and torch deprecates that.
+#: Dynamo instantiates torch.autograd.Function when it traces one, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 
 
 class Scaled(torch.autograd.Function):
-    """x * y * factor, by a context of its own."""
+    """x * y * factor, with a context made by setup_context."""
 
     @staticmethod
     def forward(x: torch.Tensor, y: torch.Tensor, factor: float = 3.0) -> torch.Tensor:

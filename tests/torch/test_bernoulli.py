@@ -1,4 +1,4 @@
-"""Bernoulli draws are torch's, and so is every number that is drawn after them."""
+"""Bernoulli draws equal torch's, and so do all numbers drawn after them."""
 
 import subprocess
 import sys
@@ -15,11 +15,11 @@ from opgraph.runtime import cpu_compiler
 from opgraph.torch.graph import bernoulli as module
 from opgraph.torch.graph.bernoulli import bernoulli
 
-WORDS = 624  # of a generator's state
+WORDS = 624  # the words of a generator's state
 
 
 def drawn(function, skipped=0, seed=5):
-    """What a function draws, and then the state and numbers of other kinds."""
+    """The draws of a function, followed by the generator's state and draws of other kinds."""
     torch.manual_seed(seed)
     torch.randn(3)
     torch.empty(skipped, dtype=torch.int32).random_()
@@ -37,7 +37,7 @@ def without_threads_of_pytest(monkeypatch):
 
 @pytest.fixture
 def native():
-    """The native loop. Where this torch draws other numbers than it does, dropout is slow, and the tests fail."""
+    """The native loop. If this torch version draws other numbers than the loop, dropout is slow and the tests fail."""
     if not cpu_compiler.is_available():
         pytest.skip("no C++ compiler")
     found = module._native()
@@ -97,7 +97,7 @@ assert {one.numpy().tobytes() for one in found} == {like.bernoulli(0.5).numpy().
 
 
 def test_no_number_is_drawn_twice_by_threads(native):
-    """In a process that has no threads of pytest."""
+    """In a process without pytest's threads."""
     subprocess.run([sys.executable, "-c", DRAWN_BY_THREADS], check=True)
 
 
@@ -173,7 +173,7 @@ def test_native_dropout_of_nothing_draws_as_eager_torch_does():
 @pytest.mark.parametrize("p", [0.5, 1.0])
 @pytest.mark.parametrize("train", [True, None])
 def test_native_dropout_drops_and_draws_as_eager_torch_does(p, train):
-    """With train=None it drops, though torch's rule for fake tensors returns the argument; at p=1 it draws, too."""
+    """It drops with train=None, though torch's rule for fake tensors returns the argument; at p=1 it draws, too."""
     x = torch.randn(90, 70, requires_grad=True)
 
     def step(dropped):
@@ -193,7 +193,7 @@ def test_dropout_of_everything_draws_nothing_as_in_eager_torch():
 
 
 def test_the_first_draw_of_a_process_may_be_one_without_data(native):
-    """`ogt.saved_tensors(..., dry_run=True)` draws fake tensors; the loop is compared with torch first."""
+    """`ogt.saved_tensors(..., dry_run=True)` draws fake tensors. The loop must be compared with torch before that."""
     module._native.cache_clear()
     with FakeTensorMode():
         made = bernoulli(torch.empty(module._FEWEST), 0.5)

@@ -1,6 +1,6 @@
-"""What eager does, a fused function or module does: in programs that change between calls, and in single calls.
+"""Fused functions and modules behave as in eager torch: in programs that change between calls, and in single calls.
 
-Each program is built for every way to run it, so that one that changes its own state has a state of its own.
+Each program is built separately for every way to run it, so that a program that changes state has its own state.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ PROGRAMS = {}
 
 @pytest.fixture(autouse=True)
 def without_a_compiler(monkeypatch):
-    """What is captured counts here; kernels are compiled, and take seconds each, in the tests of kernels."""
+    """These tests are about capture only. The tests of kernels compile kernels, which takes seconds each."""
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
 def program(make):
-    """Adds a program: `make(patch)` gives a function and the steps; a step changes something and gives arguments."""
+    """Adds a program: `make(patch)` returns a function and the steps; a step makes a change and returns arguments."""
     PROGRAMS[make.__name__] = make
     return make
 
 
 def same_arguments(*changes):
-    """Steps that call with X: once, again, and after each change twice."""
+    """Steps that call with X: twice at first, and twice after each change."""
     nothing = lambda: None  # noqa: E731
     return [lambda change=change: (change(), (X,))[1] for c in changes for change in (nothing, nothing, c, nothing)]
 
@@ -162,7 +162,7 @@ def code(patch):
 
 
 class Decorated:
-    """A decorator's number, in a place of its own."""
+    """A decorator that keeps its number in a dict."""
 
     def __init__(self, number):
         self.numbers = {"by": number}
@@ -605,7 +605,7 @@ def a_number_of_an_argument_that_is_written(patch):
 
 @program
 def values_of_several_shapes_and_dtypes(patch):
-    """What casts and fills are like follows from one argument, whose shape the other one does not have."""
+    """Casts and fills depend on one argument only, and the other one has another shape."""
 
     def fn(x, y):
         z = torch.zeros_like(y) + x
@@ -638,7 +638,7 @@ def results_of(make, run):
             torch.set_autocast_enabled("cpu", False)
 
 
-#: What torch.compile does not compare, whatever its backend, so that a fused module does not either (specs/torch.md).
+#: Changes that torch.compile has no guards for with any backend, and so neither has a fused module (specs/torch.md).
 NOT_GUARDED = {
     an_attribute_that_may_be_missing: "an attribute that was missing may be there later",
     a_method_of_tensors: "methods of torch.Tensor may be patched",
@@ -676,7 +676,7 @@ def test_a_program_that_changes_between_calls_does_at_each_what_it_does_in_eager
 
 
 class Fed(nn.Module):
-    """A module that does what a function does; its parameters are the function's further arguments."""
+    """A module that computes a function; its parameters are the function's further arguments."""
 
     def __init__(self, fn, *tensors):
         super().__init__()
@@ -961,11 +961,11 @@ def test_odd_arguments_are_named(call) -> None:
     assert str(raised.value).count("\n") == 2
 
 
-# Fused modules: memory that values share, gradients by what is in between, questions
+# Fused modules: values that share memory, gradients by intermediate values, type checks, dict keys
 
 
 class Parts(nn.Module):
-    """What the forwards below use: a layer and a buffer."""
+    """The parts of the forwards below: a layer and a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -1095,7 +1095,7 @@ FORWARDS = (
 
 
 def all_gradients(model, x, retain):
-    """Results, and the gradients of the first by every other; by retain_grad or by autograd.grad."""
+    """The results, and the gradients of the first by every other; by retain_grad or by autograd.grad."""
     x = x.clone().requires_grad_()
     first, *others = results if isinstance(results := model(x), tuple) else (results,)
     values = [first.detach().clone(), *(t.detach().clone() for t in others), *(b.clone() for b in model.buffers())]
@@ -1131,7 +1131,7 @@ def test_a_graph_is_cut_only_where_a_result_is_computed_from_another_and_gradien
 
 
 def test_a_number_that_a_cut_graph_changes_at_each_call_is_fused() -> None:
-    """Dynamo gives it back beside the results, and AOTAutograd fails on a part that returns a number."""
+    """Dynamo returns the number next to the results, and AOTAutograd fails on a part that returns a number."""
 
     class Cooled(nn.Module):
         def __init__(self):
@@ -1243,7 +1243,7 @@ def test_a_fused_method_may_take_its_own_place():
 
 
 class Writer(nn.Module):
-    """A parameter, and a buffer that holds one number."""
+    """A module with a parameter, and a buffer that holds one number."""
 
     def __init__(self, dtype=torch.float32):
         super().__init__()
@@ -1269,7 +1269,7 @@ def a_part_in_place(self, x):
 @pytest.mark.parametrize("forward", [activated_in_place, scaled_in_place, a_part_in_place])
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5])
 def test_backward_has_what_an_input_held_before_it_was_written_to(forward, memory) -> None:
-    """AOTAutograd saves the input itself; autograd then says that it was modified by an inplace operation."""
+    """AOTAutograd saves the input itself; autograd then raises that it was modified by an inplace operation."""
     found = []
     for wrap in (lambda model: model, functools.partial(ogt.fuse, memory=memory)):
         model = wrap(type("Model", (Writer,), {"forward": forward})())
@@ -1287,7 +1287,7 @@ def a_mean_in_a_number(self, x):
 
 
 def test_a_number_of_64_bits_is_written_to() -> None:
-    """Dynamo takes it for a Python number, traces the function again, and leaves the write out."""
+    """Dynamo treats it as a Python number, traces the function again, and drops the write."""
     model = type("Model", (Writer,), {"forward": a_mean_in_a_number})(torch.float64)
     fused = ogt.fuse(copy.deepcopy(model))
     x = torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
@@ -1304,7 +1304,7 @@ def an_expanded_value(self, x):
 
 
 def test_an_expanded_tensor_is_written_to() -> None:
-    """Functionalization may take another of the elements that share memory for the one that was written."""
+    """Functionalization may read another of the elements that share memory than the one that was written."""
     model = type("Model", (Writer,), {"forward": an_expanded_value})()
     fused = ogt.fuse(copy.deepcopy(model))
     with torch.no_grad(), pytest.warns(UserWarning, match="writes into an expanded tensor"):
@@ -1313,7 +1313,7 @@ def test_an_expanded_tensor_is_written_to() -> None:
 
 @pytest.mark.parametrize("joined", [operator.and_, operator.or_], ids=["and", "or"])
 def test_an_operator_whose_name_ends_as_writes_do_is_none(joined) -> None:
-    """Dynamo's graph has `&` of masks as `operator.and_`; an expanded mask that is read is no reason to run unfused."""
+    """Dynamo's graph has `operator.and_` for `&` of masks. A graph that only reads an expanded mask must run fused."""
 
     def forward(self, x):
         mask = (x[0] > 0).expand(x.shape)
@@ -1337,7 +1337,7 @@ def turned_by_one_of_two_results(value):
 
 @pytest.mark.parametrize("turned", [turned_among_others, turned_by_one_of_two_results])
 def test_a_branch_sees_what_was_written_into_one_of_several_tensors(turned) -> None:
-    """Dynamo follows it by the parameter that the value was computed from, unless the value was written to."""
+    """Dynamo evaluates the branch from the parameter that the value was computed from, unless the value was written."""
 
     def forward(self, x):
         value = self.w.sum() * 2
@@ -1361,7 +1361,7 @@ DRAWS = {
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_numbers_that_no_result_is_computed_from_are_drawn(draw) -> None:
-    """Every later number depends on how many were drawn before."""
+    """All later numbers depend on how many were drawn before."""
 
     def forward(self, x):
         draw(x)
@@ -1378,7 +1378,7 @@ def test_numbers_that_no_result_is_computed_from_are_drawn(draw) -> None:
 
 @pytest.mark.parametrize("kept", [False, True], ids=["alone", "with what it is a view of"])
 def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
-    """AOTAutograd would write several gradients of an unfolded result into one element."""
+    """AOTAutograd would write several gradients of an unfolded result to one element."""
 
     def forward(self, x):
         value = torch.sin(x) * self.w
@@ -1395,7 +1395,7 @@ def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
 
 
 def test_gradients_of_windows_of_another_size_for_which_the_graph_is_specialized() -> None:
-    """Dynamo has a symbol for the rows, and AOTAutograd, which specializes the graph to narrow it, a number."""
+    """Dynamo has a symbol for the rows; AOTAutograd, which specializes the graph to narrow it, has a number."""
 
     def function(x):
         value = x.reshape(x.shape[0], -1) * 3
@@ -1426,7 +1426,7 @@ def transposed_in_place(self, x):
 
 @pytest.mark.parametrize("forward", [unsqueezed_in_place, transposed_in_place])
 def test_a_shape_that_changes_in_place_is_seen(forward) -> None:
-    """Dynamo shows Python code the shape that the tensor had before."""
+    """Dynamo gives Python code the tensor's old shape."""
     model = type("Model", (Writer,), {"forward": forward})()
     fused = ogt.fuse(copy.deepcopy(model))
     with pytest.warns(UserWarning, match="changes the shape of a tensor in place"):
@@ -1449,7 +1449,7 @@ def test_an_argument_of_any_size_may_change_its_shape() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_view_of_arguments_that_share_memory_is_of_the_written_one(dynamic: bool) -> None:
-    """AOTAutograd raises an AssertionError."""
+    """Without the fallback AOTAutograd raises an AssertionError."""
 
     def function(x, y):
         y.add_(x.shape[0])
@@ -1465,7 +1465,7 @@ def test_a_view_of_arguments_that_share_memory_is_of_the_written_one(dynamic: bo
             assert got[1].data_ptr() == x[1:, 1:].data_ptr()
 
 
-#: Two arguments: apart, in one memory, and in several places of it.
+#: Two arguments: in separate memory, and at several places of the same memory.
 PLACES = {
     "apart": lambda m: (m[:6].clone(), m[3:9]),
     "disjoint": lambda m: (m[:6], m[10:16]),
@@ -1478,7 +1478,7 @@ PLACES = {
 
 @pytest.mark.parametrize("first", PLACES)
 def test_arguments_that_share_memory_are_written_where_each_call_has_them(first: str) -> None:
-    """No guard looks at where arguments lie; AOTAutograd writes where the first call had them."""
+    """No guard checks the arguments' addresses; AOTAutograd writes where the first call's arguments were."""
 
     def function(x, y):
         x.add_(1)
@@ -1496,7 +1496,7 @@ def test_arguments_that_share_memory_are_written_where_each_call_has_them(first:
 
 
 def test_parts_of_one_memory_that_do_not_overlap_are_fused() -> None:
-    """As the caches of layers, one of which is written."""
+    """Example: the caches of several layers, one of which is written."""
 
     def function(x, y):
         y.add_(x.shape[0])
@@ -1536,7 +1536,7 @@ def a_counter_beside_a_write(self, x):
 
 @pytest.mark.parametrize("forward", [dropout_that_drops_nothing, a_counter_beside_a_write])
 def test_tensors_that_are_one_in_eager_torch_are_one(forward) -> None:
-    """AOTAutograd copies what F.dropout gives back, and returns the counter in place of the result."""
+    """AOTAutograd copies what F.dropout returns, and returns the counter in place of the result."""
     found = []
     for wrap in (lambda model: model, ogt.fuse):
         model = wrap(type("Model", (Writer,), {"forward": forward})().eval())

@@ -24,7 +24,7 @@ def attention(scores, mask, p):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_mask_softmax_and_dropout_are_one_kernel_each_way(dtype):
-    """Numbers are drawn before, in eager's order; a row that the mask hides is 0."""
+    """Random numbers are drawn before the kernel, in eager's order; a row that the mask hides is 0."""
     mask = torch.zeros(6, 8, dtype=dtype)
     mask[0, :5] = mask[3] = -torch.inf
     torch.manual_seed(0)
@@ -56,7 +56,7 @@ class Attention(torch.nn.Module):
 
 
 def test_within_a_small_budget_attention_without_dropout_runs_again():
-    """torch calls attention random, whatever its dropout is: its result and each row's logarithm would be kept."""
+    """torch marks attention as random at any dropout: its result and each row's logarithm would be kept."""
     torch.manual_seed(0)
     model, x = Attention(), torch.randn(2, 64, 16)
     model(x).sum().backward()

@@ -1,4 +1,4 @@
-"""How many kernels a captured graph has where a loss, a cast, a pad or sums down columns stand among other ops."""
+"""The number of kernels of captured graphs where a loss, a cast, a pad or column sums are among other ops."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def counted(function, *given):
 
 
 def test_a_loss_is_one_kernel_with_what_makes_its_input():
-    """Softmax's statistics and logarithms are one kernel with the arithmetic before them, the sum over rows behind the
-    gather is another, and the count of labels, a number, and the division by it are one each. Backward fills what the
-    labels are scattered to, and does the rest in one kernel."""
+    """Softmax's statistics and logarithms are one kernel with the arithmetic before them. The sum over rows after the
+    gather is another; the count of labels (a number) and the division by it are one each. Backward has one kernel that
+    fills the memory that the labels are scattered to, and one for the rest."""
 
     def function(x, bias, labels):
         return F.cross_entropy(torch.tanh(x) + bias, labels)
@@ -58,7 +58,7 @@ def test_a_mean_loss_is_one_kernel_each_way():
 
 
 def test_casts_are_in_the_kernels_around_them():
-    """What one number for each column is computed from (a sigmoid, and its derivative) is a kernel of its own."""
+    """The computation of one number for each column (a sigmoid, and its derivative) is a separate kernel."""
 
     def function(x, scale):
         y = F.rms_norm(x.float() * 2, (32,)).to(torch.bfloat16)
@@ -70,7 +70,7 @@ def test_casts_are_in_the_kernels_around_them():
 
 
 def test_a_pad_is_in_the_kernel_around_it():
-    """The gradient of the padded part runs over fewer elements: a kernel of its own."""
+    """The gradient of the padded part runs over fewer elements, in a separate kernel."""
 
     def function(x, y):
         return F.pad(torch.sin(x) * 2, (8, 0)) + torch.cos(y)

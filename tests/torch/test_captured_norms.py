@@ -1,4 +1,4 @@
-"""Norms in captured graphs: one kernel forward, one backward, sums down columns included."""
+"""Norms in captured graphs: one kernel forward and one backward, column sums included."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def results(function, given):
 
 @pytest.mark.parametrize(("norm", "added"), [(layer_norm, 1), (layer_norm, 5), (rms_norm, 1)])
 def test_a_norm_of_a_sum_is_one_kernel_each_way(norm, added):
-    """The gradients of weight and bias are summed down columns in the kernel of the rows."""
+    """The gradients of weight and bias are column sums inside the kernel over rows."""
 
     def function(x, residual, weight, bias):
         x = x + residual
         y = norm(x, weight, bias)
-        return x.roll(1, 0), *(y.roll(i, 0) for i in range(added))  # library calls: each has a gradient of its own
+        return x.roll(1, 0), *(y.roll(i, 0) for i in range(added))  # each library call has its own gradient
 
     given = [torch.randn(4, 6, 32), torch.randn(4, 6, 32), torch.randn(32), torch.randn(32)]
     captured = []
@@ -56,7 +56,7 @@ def test_a_norm_of_a_sum_is_one_kernel_each_way(norm, added):
 
 
 def layer_group_and_batch_norms(*given):
-    """Of three tensors each: an input, a weight and a bias."""
+    """Four norms of three tensors each: an input, a weight and a bias."""
     return (
         F.layer_norm(given[0], (6,), *given[1:3]),
         F.group_norm(given[3], 2, *given[4:6]),
@@ -69,7 +69,7 @@ def layer_group_and_batch_norms(*given):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parameters", ["f32", "alike"])
 def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
-    """Around 10 a mean of bf16 is off by up to 0.03."""
+    """Near 10, rounding to bf16 changes a mean by up to 0.03."""
     own = torch.float32 if parameters == "f32" else dtype
     given = [t for _ in range(4) for t in ((torch.randn(8, 6, 6) + 10).to(dtype), *torch.randn(2, 6).to(own))]
     arriving = torch.randn(4, 8, 6, 6).to(dtype)
@@ -89,8 +89,8 @@ def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_norm_sees_its_input_as_backward_does(dtype):
-    """Backward subtracts the mean from the input as it was stored. Rows of one number tell: their weight has no
-    gradient, and what the input's rounding to 16 bits is worth is multiplied by 1 / sqrt(eps)."""
+    """Backward subtracts the mean from the stored input. Rows of one number show this: the gradient of their weight is
+    0, and the rounding error of the input in 16 bits is multiplied by 1 / sqrt(eps)."""
 
     def function(x, weight, bias):
         return F.layer_norm(x * 1.3, (32,), weight, bias) * 2
@@ -107,7 +107,7 @@ def test_a_norm_sees_its_input_as_backward_does(dtype):
     found = gradients(torch.compile(function, backend=backend, fullgraph=True), given)
     exact = gradients(function, [t.double() for t in given])
     for mine, eager, truth in zip(found, gradients(function, given), exact, strict=True):
-        allowed = torch.finfo(dtype).eps * truth.abs().max() + 1e-6  # what eager torch is off is 0 for the weight
+        allowed = torch.finfo(dtype).eps * truth.abs().max() + 1e-6  # eager torch's error is 0 for the weight
         assert (mine - truth).abs().max() <= 2 * (eager - truth).abs().max() + allowed
 
 
@@ -124,13 +124,13 @@ def test_statistics_that_are_results_have_the_dtype_of_eager_ones(weight_dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_gradient_of_a_certain_log_softmax_keeps_its_digits(dtype):
-    """g - p sum(g) cancels where p is near 1: torch's kernel contracts it, which loses nothing."""
+    """g - p sum(g) cancels where p is near 1. torch's kernel contracts it to an FMA, which loses no digits."""
 
     def function(g, y):
         return torch.ops.aten._log_softmax_backward_data(g, y, 1, dtype) * 2
 
     y = torch.full((1000, 3), -14.0, dtype=dtype)
-    y[:, 0] = -torch.arange(1, 1001) * torch.finfo(dtype).eps  # whose exponentials are numbers of the dtype
+    y[:, 0] = -torch.arange(1, 1001) * torch.finfo(dtype).eps  # the exponentials are exact in the dtype
     g = torch.zeros_like(y)
     g[:, 0] = torch.linspace(-1, -0.01, 1000)
     found = torch.compile(function, backend=backend, fullgraph=True)(g, y)
@@ -165,7 +165,7 @@ def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
 def test_an_instance_norm_without_eps_of_a_channel_of_one_number(affine, dtype):
-    """Its inverse deviation is 0 in torch's kernels; 1 / sqrt(0) would make NaN of it."""
+    """Its inverse deviation is 0 in torch's kernels; 1 / sqrt(0) would give NaN."""
 
     def function(x, *parameters):
         return F.instance_norm(x * 2, None, None, *parameters, eps=0.0) + 1

@@ -1,4 +1,4 @@
-"""Other sizes: a captured model that sees another batch size or sequence length compiles no kernel again."""
+"""Other sizes: a captured model that is called with another batch size or sequence length compiles no kernel again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opgraph.torch.graph.size_expressions import Expressions, NotSymbolicError  
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The names of all kernels that are loaded; a kernel's name is a hash of its text."""
+    """The names of all loaded kernels; a kernel's name is a hash of its text."""
     found = set()
     load = cpu_compiler.load
 
@@ -109,7 +109,7 @@ def step(model, inputs, seed):
     ids=["images", "tokens"],
 )
 def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
-    """One program serves each set of sizes; what follows from sizes (1/N, masks) is no part of a kernel's text."""
+    """One program serves each set of sizes. Values that depend on sizes (1/N, masks) are not in a kernel's text."""
     plain = kind()
     fused = ogt.fuse(kind())
     fused.load_state_dict(plain.state_dict())
@@ -122,7 +122,7 @@ def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
 
 
 def test_the_same_is_kept_whether_sizes_are_symbols_or_numbers(kernels):
-    """A mask that follows from sizes is computed again, and of a loss its logarithms are kept, not its exponentials."""
+    """A mask that depends on sizes is recomputed; a loss keeps its logarithms, not its exponentials."""
     model = ogt.fuse(Tokens())
     kept = []
     for size in ((2, 9), (3, 9)):
@@ -154,7 +154,7 @@ class Rows(nn.Module):
 
 
 def test_a_group_norm_backward_is_kernels(kernels):
-    """What is computed for the gradients of a convolution alone stays apart from what reads it through a view."""
+    """Values computed only for the gradients of a convolution are kept apart from ops that read them through a view."""
 
     class Net(nn.Module):
         def __init__(self):
@@ -171,7 +171,7 @@ def test_a_group_norm_backward_is_kernels(kernels):
     assert {str(n.target) for n in graph.backward.library_calls} == {"aten.convolution_backward.default"}
 
 
-# Numbers that a kernel's text does not hold
+# Numbers outside a kernel's text
 
 
 def test_a_kernel_with_other_arguments_is_the_same_text():
@@ -200,14 +200,14 @@ NETWORKS = ["ResNet-18, ReLU", "Llama", "GPT-2", "ConvNeXt"]
 def test_other_sizes_of_networks_compile_no_kernel(kernels, name):
     model = ogt.fuse(_network(name))
     counts = []
-    # Short rows and sums of two have kernels of their own, and so have masks of more bytes than a set of sizes holds.
+    # Short rows and sums of two have separate kernels, and so do masks with more bytes than a set of sizes may hold.
     for batch, length in [(3, 136), (4, 136), (3, 144), (3, 152)]:
         if name in ("Llama", "GPT-2"):
             ids = torch.randint(0, 60, (batch, length))
             logits = model(ids).logits[:, :-1].flatten(0, 1)
             loss = F.cross_entropy(logits, ids[:, 1:].flatten())
         else:
-            made = model(torch.randn(batch + 6, 3, 32, 32))  # a channel has 16 elements of each
+            made = model(torch.randn(batch + 6, 3, 32, 32))  # 16 elements of each image in a channel
             loss = getattr(made, "logits", made).square().mean()
         loss.backward()
         counts.append(len(kernels))
@@ -235,7 +235,7 @@ def _network(name):
 
 @pytest.fixture
 def programs(monkeypatch):
-    """The graphs of all programs that are made."""
+    """The graphs of all programs that are created."""
     made = []
     init = Program.__init__
 
@@ -250,7 +250,7 @@ def programs(monkeypatch):
 
 
 class Cached(nn.Module):
-    """Attention of one token to a growing cache, with positions that follow from its length."""
+    """Attention of one token to a growing cache, with positions that depend on its length."""
 
     def __init__(self):
         super().__init__()
@@ -265,7 +265,7 @@ class Cached(nn.Module):
 
 
 def test_a_growing_cache_needs_no_further_programs(programs):
-    """Beyond the second length; each length made a program of its own, which took longer than the call in eager."""
+    """No more after the second length. Each length used to get its own program, which took longer than eager."""
     plain, fused = Cached(), ogt.fuse(Cached())
     fused.load_state_dict(plain.state_dict())
     ours = theirs = [torch.randn(2, 3, 16), torch.randn(2, 3, 16)]
@@ -277,7 +277,7 @@ def test_a_growing_cache_needs_no_further_programs(programs):
             b, *ours = fused(x, *ours)
             torch.testing.assert_close([b, *ours], [a, *theirs])
             counts.append(len(programs))
-    assert counts == [1, *[3] * 11]  # one of numbers, two for all sizes
+    assert counts == [1, *[3] * 11]  # one for fixed sizes, two for all sizes
 
 
 def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_again(programs):
@@ -296,7 +296,7 @@ def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_aga
 
 
 def compare_step(plain, fused, *given, **tolerance):
-    """The results and gradients of two models."""
+    """Compares the results and gradients of two models."""
     found = []
     for model in (plain, fused):
         model.zero_grad()
@@ -307,7 +307,7 @@ def compare_step(plain, fused, *given, **tolerance):
 
 
 class Positions(nn.Module):
-    """Tokens and their mask have one length, which two inequalities say."""
+    """Tokens and their mask have equal lengths, which two inequalities imply."""
 
     def __init__(self):
         super().__init__()
@@ -333,7 +333,7 @@ def test_sizes_that_guards_hold_equal_make_no_programs(programs):
 
 
 def graphs_after(plain, fused, inputs):
-    """How many graphs Dynamo has captured after each call of a fused function, which gives what the plain one does."""
+    """Dynamo's number of graphs after each call of a fused function, whose results must equal the plain function's."""
     counters = torch._dynamo.utils.counters["stats"]
     before, counts = counters["unique_graphs"], []
     for given in inputs:
@@ -343,8 +343,8 @@ def graphs_after(plain, fused, inputs):
 
 
 def test_a_graph_with_several_results_keeps_its_symbols(programs):
-    """The graph is run on fake tensors to find out which inputs each result depends on. `F.pad` of a size that became
-    equal to another one later read it as a number, and Dynamo captured a mixture of experts anew for each length."""
+    """The graph is run on fake tensors to find the inputs that each result depends on. `F.pad` of a size that later
+    became equal to another one read it as a number, and Dynamo captured a mixture of experts again for each length."""
 
     class Padded(nn.Module):
         def __init__(self):
@@ -379,7 +379,7 @@ class Attending(nn.Module):
 
 
 def test_a_size_that_guards_hold_to_a_number_goes_on_as_that_number():
-    """Where it did not, the graph ran unfused, with a warning."""
+    """The graph used to run unfused in this case, with a warning."""
     torch.manual_seed(0)
     model = Attending()
     fused = ogt.fuse(copy.deepcopy(model))
@@ -389,8 +389,8 @@ def test_a_size_that_guards_hold_to_a_number_goes_on_as_that_number():
 
 
 def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
-    """The fake tensors of the run on which dependencies are found had numbers for sizes, and `reshape` compared them
-    with the symbol: each batch size was captured and compiled anew."""
+    """The fake tensors of the run that finds dependencies had numbers for sizes, and `reshape` compared them with the
+    symbol: each batch size was captured and compiled again."""
 
     def function(x):
         rows = x.view(x.shape[0], -1) * 3
@@ -401,7 +401,7 @@ def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
 
 
 def test_what_to_keep_is_chosen_without_asking_for_sizes():
-    """Kernels ask where a tensor is put together of others, which would fix its sizes."""
+    """Kernels check where a tensor is joined from others, which would specialize its sizes."""
 
     def function(x, w):
         shifted = torch.zeros_like(x)
@@ -417,7 +417,7 @@ def test_what_to_keep_is_chosen_without_asking_for_sizes():
 
 
 def test_images_of_other_sizes_make_no_programs(programs):
-    """A convolution bounds the batch (below 16), and the graph's own sizes are many of the numbers that are left."""
+    """A convolution bounds the batch (below 16), and many of the remaining numbers are sizes of the graph itself."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8),
         nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
@@ -434,12 +434,12 @@ def test_images_of_other_sizes_make_no_programs(programs):
             results.append([loss.detach(), *(p.grad for p in each.parameters())])
         torch.testing.assert_close(*results)
         counts.append(len(programs))
-    assert counts == [2, *[6] * 5]  # forward and backward of numbers, two of each for all sizes
+    assert counts == [2, *[6] * 5]  # forward and backward for fixed sizes, two of each for all sizes
 
 
 def test_kernels_are_those_of_the_traced_sizes_for_all_sizes(programs):
-    """Of a batch norm on few rows, one program stored a mask for two kernels and the other computed it in each, because
-    its bytes were more than twice those of the statistics. So each batch had a program of its own."""
+    """For a batch norm on few rows, one program stored a mask for two kernels. The other computed it in each, because
+    the mask had more than twice the bytes of the statistics. As a result each batch had its own program."""
     plain = nn.Sequential(
         nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
         nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8),
@@ -467,7 +467,7 @@ def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch)
 
 
 def test_sizes_that_were_seen_apart_plan_no_kernel(programs, monkeypatch):
-    """Nodes and edges of graphs: their numbers come in new pairs, and most kernels have one of them."""
+    """Example: graphs of nodes and edges. Their numbers occur in new pairs, and most kernels depend on one of them."""
     planned = []
     plan = HostKernel._planned
     monkeypatch.setattr(HostKernel, "_planned", lambda *args, **how: (planned.append(args), plan(*args, **how))[1])
@@ -494,7 +494,7 @@ def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
     fused = ogt.fuse(Masked())
     counts = []
     with torch.no_grad():
-        for length in (8, 12, 30, 1100, 1300, 25):  # a mask of 1100 positions has more bytes than a set of sizes holds
+        for length in (8, 12, 30, 1100, 1300, 25):  # a mask of 1100 positions exceeds the bytes of a set of sizes
             x = torch.randn(length, length)
             torch.testing.assert_close(fused(x), Masked()(x))
             counts.append(len(programs))
@@ -502,7 +502,7 @@ def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
 
 
 class Lazily(nn.Module):
-    """Reads tensors that torch negates or conjugates where they are read."""
+    """Reads tensors that torch negates or conjugates lazily, when they are read."""
 
     def forward(self, x):
         return x.real * 2, x.imag[1:] + 1, x.conj().imag.sigmoid(), x.conj() * x
@@ -536,7 +536,7 @@ def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
     def plain(x):
         return torch.softmax(x @ x.mT, -1) @ x / x.shape[0]
 
-    # Not dynamic=True: torch 2.11 sets it for the process in each call, and threads that do so at once leave it set.
+    # Not dynamic=True: torch 2.11 sets it for the process in each call, and concurrent threads leave it set.
     fused = torch.compile(plain, backend="opgraph")
     inputs = [torch.randn(length, 16) for length in range(3, 9)]
     captured = []
@@ -577,7 +577,7 @@ def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
     ids=["truth value", "mask of truth values", "float of an integer", "compared in f16", "filled in bf16"],
 )
 def test_numbers_from_sizes_have_their_type_and_are_of_each_call(programs, function, sizes, dtype):
-    """A truth value has no name; 12.0 is no 12; two sizes may be one number of f16."""
+    """A truth value has no name; 12.0 is not 12; two sizes may round to the same f16 number."""
     fused = torch.compile(function, backend="opgraph")
     for size in sizes:
         x = torch.randn(size, 4).mul(2).to(dtype)
@@ -600,7 +600,7 @@ def test_what_fails_for_sizes_that_no_call_gave_is_nobodys(programs, function, s
 
 
 def test_nested_tensors_are_fused_for_rows_of_any_length(kernels):
-    """Their values are a tensor of the graph. The size that stands for the lengths of rows has no number."""
+    """Their values are a tensor of the graph. The size that represents the lengths of rows has no number."""
     model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 3))
     fused = ogt.fuse(copy.deepcopy(model))
     compiled = set()
@@ -631,7 +631,7 @@ def _nested(values, lengths):
     ids=["the same memory", "one of a batch", "turned"],
 )
 def test_values_of_a_nested_tensor_that_are_a_view_have_any_number_of_rows(part, training):
-    """Dynamo traces the number of the first call as a constant, and does not compare it with that of later ones."""
+    """Dynamo traces the first call's number as a constant, and does not compare it in later calls."""
     model = nn.Sequential(nn.Linear(8, 8), nn.SiLU())
     fused = ogt.fuse(copy.deepcopy(model))
     for call, size in enumerate((8, 6, 12, 8)):
@@ -678,7 +678,7 @@ def _graph_of(*sizes):
 
 
 def test_a_number_is_the_expression_whose_values_it_has():
-    """For two sets of sizes. What no set tells apart is compared again for the sizes of a call."""
+    """For two sets of sizes. Expressions that no set distinguishes are compared again for the sizes of a call."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     s = ShapeEnv().create_unbacked_symint()
@@ -694,4 +694,4 @@ def test_a_number_is_the_expression_whose_values_it_has():
     reciprocal = found.scalar(1 / 31, 1 / 37)
     assert found.values()(5) == {name: 16, reciprocal: 1 / 16}
     with pytest.raises(NotSymbolicError):
-        found.values()(100)  # min(s, 64) is s for all samples
+        found.values()(100)  # min(s, 64) equals s in all samples

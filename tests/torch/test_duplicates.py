@@ -1,4 +1,4 @@
-"""Values of captured graphs that are computed more than once."""
+"""Values of captured graphs that are recomputed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_chain_is_as_long_as_it_has_nodes(rounds: int, is_long: bool) -> None:
     graph = Graph()
     value = graph.placeholder("x")
     computed = set()
-    for _ in range(rounds):  # each reads the one before it three times
+    for _ in range(rounds):  # each value reads the previous one three times
         square = graph.call_function(aten.mul.Tensor, (value, value))
         value = graph.call_function(aten.add.Tensor, (square, value))
         computed |= {square, value}

@@ -1,4 +1,4 @@
-"""torch.compile(backend="opgraph"): found by name, right in training and in inference."""
+"""torch.compile(backend="opgraph"): found by name, correct in training and in inference."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_training_and_inference_agree_with_eager():
         torch.testing.assert_close(gradients(model, compiled, x), gradients(model, model, x))
         with torch.no_grad():
             torch.testing.assert_close(compiled(x), model(x))
-    # The whole of the arithmetic between two linears is one kernel.
+    # All arithmetic between the two linear layers is one kernel.
     training, inference = captured
     assert (len(training.forward.launches), len(inference.inference.launches)) == (1, 1)
 
 
 def tangents(function):
-    """The tangent of a function's result, and that of its gradient where the cotangent has one."""
+    """The tangents of a function's result, and of its gradient for a cotangent with a tangent; and the Jacobian."""
     x = torch.linspace(-1, 2, 7)
     leaf = x.clone().requires_grad_()
     before = function(leaf)
@@ -77,7 +77,7 @@ def tangents(function):
 @pytest.mark.parametrize("is_module", [False, True], ids=["compile", "fuse"])
 @pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_forward_mode_derivatives_are_not_lost(is_module):
-    """Programs read no tangents: in forward mode a graph runs as Dynamo captured it, and its backward op by op."""
+    """Programs ignore tangents. In forward mode a graph runs as Dynamo captured it, and its backward runs op by op."""
 
     def f(x):
         return torch.softmax(torch.sin(x) * x, 0) + 1
@@ -91,7 +91,7 @@ def test_forward_mode_derivatives_are_not_lost(is_module):
 
 
 def test_functions_that_enter_streams_run_as_they_were_written():
-    """A program's kernels are all on one stream. Dynamo marks what stands under `with torch.cuda.stream(...)` so."""
+    """All of a program's kernels run on one stream. Dynamo marks ops under `with torch.cuda.stream(...)` like this."""
 
     class Inner(nn.Module):
         def forward(self, x):
@@ -137,7 +137,7 @@ def test_graph_breaks_are_no_obstacle():
 
 
 def test_methods_of_tensors_that_are_values_are_guarded_on():
-    """Dynamo itself takes one for the other."""
+    """Dynamo itself does not distinguish them."""
 
     def calling(method):
         return lambda x: method(x) * 2

@@ -1,4 +1,4 @@
-"""What `explain` says is kept is what saved-tensor hooks see, and each tensor and op has the right module's name."""
+"""`explain` reports exactly what saved-tensor hooks see, with the right module name for each tensor and op."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 
 class Breaking(Block):
-    """Dynamo ends its graph in the middle, twice; what one instance compiled serves the others, too."""
+    """Dynamo ends its graph in the middle, twice; the code compiled for one instance serves the others, too."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.silu(self.first(x))
@@ -93,7 +93,7 @@ class Recurrent(Block):
 
 
 class Parameters(nn.Module):
-    """Parameters are kept, which exist anyway."""
+    """It keeps parameters, which exist anyway."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def kept_by_hooks(model: nn.Module, x: torch.Tensor) -> int:
-    """Bytes that the hooks see and that are held after the forward pass, each storage once, without weights."""
+    """Bytes that the hooks see and that are held after the forward pass: each storage once, without weights."""
     free = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     held: list[weakref.ref[Any]] = []
 
@@ -145,7 +145,7 @@ def test_explain_and_saved_tensors_say_what_the_hooks_see(name: str) -> None:
     model, x = MODELS[name](), torch.randn(5, 6)
     context = torch.autocast("cpu", torch.bfloat16) if name == "autocast" else nullcontext()
     with warnings.catch_warnings(), context:
-        warnings.filterwarnings("ignore", ".*runs unfused")  # a part of the recurrent one
+        warnings.filterwarnings("ignore", ".*runs unfused")  # a part of the recurrent model
         told = ogt.explain(model, x)
         ogt.fuse(model, memory=0.5 if name == "budget" else "least")
         measured = ogt.saved_tensors(model, x)
@@ -173,7 +173,7 @@ def test_instances_that_share_code_have_their_own_names() -> None:
 
 
 def test_what_is_recomputed_is_named_with_the_bytes_that_it_saves() -> None:
-    """Backward reads the norm's results, and the activation's: 160 bytes each. The normed values are kept."""
+    """Backward reads the results of the norm and of the activation, 160 bytes each. The normalized values are kept."""
     report = ogt.explain(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 4)), torch.randn(5, 6))
     saves: dict[tuple[str, str], int] = {}
     for entry in report.recomputed:
@@ -238,14 +238,14 @@ def test_a_recurrent_layer_of_the_eager_model_is_counted_with_its_workspace() ->
 
 
 class Moded(Block):
-    """Every mode is another graph."""
+    """Every mode gives another graph."""
 
     def forward(self, x: torch.Tensor, mode: str = "") -> torch.Tensor:
         return functional.silu(self.first(x)) * len(mode)
 
 
 class Routed(Block):
-    """A graph break inside of a loop: torch.compile leaves the function whole."""
+    """A graph break inside a loop: torch.compile leaves the whole function to Python."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         total = torch.zeros_like(x)
@@ -257,7 +257,7 @@ class Routed(Block):
 
 def test_a_recompile_limit_is_a_warning_and_stands_in_the_report() -> None:
     model, x, limit = ogt.fuse(Moded()), torch.randn(3, 6), 4
-    # The tests of OpInfo, in one process with this, set a limit that nothing reaches.
+    # The OpInfo tests run in the same process and set a limit that is never reached.
     limited = torch._dynamo.config.patch(
         recompile_limit=limit, accumulated_recompile_limit=256, fail_on_recompile_limit_hit=False
     )

@@ -1,4 +1,4 @@
-"""What import and first call of a function cost: no module that they do not need, no kernel that nobody asked for."""
+"""The cost of the import and of a function's first call: no unneeded module is loaded, no unneeded kernel compiled."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-#: Modules that take 0.05 to 1 s to load, and how one gets them by mistake: a comparison on the meta device loads all of
-#: torch's compiler, torch.broadcast_shapes loads sympy, torch.onnx.is_in_onnx_export() the exporter.
+#: Modules that take 0.05 to 1 s to load. They are easily loaded by mistake: a comparison on the meta device loads all
+#: of torch's compiler, torch.broadcast_shapes loads sympy, torch.onnx.is_in_onnx_export() the exporter.
 COSTLY = ("torch._dynamo", "sympy", "torch.onnx", "networkx")
 CODE = f"""
 import json, sys, torch
@@ -30,7 +30,7 @@ print(json.dumps([costly, after_sum, kernels()]))
 
 @pytest.fixture(scope="module")
 def first_call(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
-    """What is loaded after NAF1's first forward and backward, and how many kernels."""
+    """The costly modules and the number of kernels that are loaded after NAF1's first forward and backward."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False, cwd=elsewhere)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What the first step of a captured model does once, or not at all; `opgraph bench` tells how long it takes."""
+"""Work that a captured model's first step does once, or not at all; `opgraph bench` measures its time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gated():
 
 
 def test_equal_calls_are_joined_without_inductor(gated, monkeypatch):
-    """torch's own pass loads Inductor's lowerings, which take a tenth of a first step."""
+    """torch's own pass loads Inductor's lowerings, which takes a tenth of a first step."""
     from torch._functorch import partitioners
 
     called = []
@@ -53,7 +53,7 @@ def test_equal_calls_are_joined_without_inductor(gated, monkeypatch):
 
 
 def test_the_collector_is_off_while_a_model_is_captured(gated):
-    """What is captured lives on: to look for garbage in it takes a tenth of a first step."""
+    """Captured objects stay alive: collecting garbage among them takes a tenth of a first step."""
     states = []
     with observed(lambda captured: states.append(gc.isenabled())):
         gated(torch.randn(4, 8)).backward()
@@ -63,7 +63,7 @@ def test_the_collector_is_off_while_a_model_is_captured(gated):
 
 @pytest.fixture
 def texts(monkeypatch):
-    """What torch's compilers write for logs: printed graphs, and names of functions in tokenized files."""
+    """Log texts of torch's compilers: printed graphs, and function names from tokenized files."""
     written = []
     print_readable = GraphModule.print_readable
 
@@ -122,7 +122,7 @@ def test_equal_constants_are_one_attribute_and_others_are_not_computed():
         return node
 
     sums = [call(aten.mul.Tensor, x, call(aten.exp.default, call(aten.arange.start, 1, 4))) for _ in range(2)]
-    call(aten.sin.default, call(aten.arange.start, 1, 4))  # read by nobody
+    call(aten.sin.default, call(aten.arange.start, 1, 4))  # unused
     graph.output((call(aten.add.Tensor, *sums),))
     module = GraphModule(nn.Module(), graph)
     share_common_subexpressions(graph)
@@ -153,7 +153,7 @@ def test_a_program_that_nobody_looks_at_is_not_searched_for_readers(gated, monke
 
 
 class Layers(nn.Module):
-    """Equal layers, but for the last one."""
+    """Equal layers, except the last one."""
 
     def __init__(self, count):
         super().__init__()
@@ -195,11 +195,11 @@ def test_equal_layers_are_lowered_and_planned_once(monkeypatch):
         planned.clear()
     few, many = counts
     assert few[:2] == many[:2]
-    assert many[2] - few[2] >= 2 * 3  # each layer has its kernels, one each way at least
+    assert many[2] - few[2] >= 2 * 3  # each layer has at least one kernel each way
 
 
 def test_values_of_equal_views_are_made_once(monkeypatch):
-    """A view, and arithmetic in another order of axes, of layers of one size: torch computes one value without data."""
+    """A view, and arithmetic in another order of axes, in layers of one size: torch computes one value without data."""
     from opgraph.torch.graph import axis_order
 
     made = []
@@ -244,7 +244,7 @@ def test_equal_calls_are_one():
 
     module = traced(function, torch.randn(3), torch.randn(3))
     share_common_subexpressions(module.graph)
-    assert targets(module).count(aten.add.Tensor) == 4  # 1 and 1.0 are two, and the last two
+    assert targets(module).count(aten.add.Tensor) == 4  # 1 and 1.0 differ, and the last two add up results
     assert targets(module).count(aten.cat.default) == targets(module).count(aten.sum.default) == 1
     x, y = torch.randn(3), torch.randn(3)
     assert torch.equal(module(x, y), function(x, y))
@@ -253,12 +253,12 @@ def test_equal_calls_are_one():
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: (x * 2, x * 2),  # both are returned: two tensors
-        lambda x: ((x * 2)[1:], (x * 2).sum()),  # what is returned shares memory with one of them
+        lambda x: (x * 2, x * 2),  # both are returned as separate tensors
+        lambda x: ((x * 2)[1:], (x * 2).sum()),  # one of them shares memory with a result
         lambda x: (torch.bernoulli(x) + torch.bernoulli(x),),
         lambda x: (x.copysign(0.0) + x.copysign(-0.0),),
         lambda x: (torch.empty_like(x).fill_(1) + torch.empty_like(x).fill_(2) + x,),
-        lambda x: (x.exp() + x.mul_(2).exp(),),  # on both sides of a write
+        lambda x: (x.exp() + x.mul_(2).exp(),),  # one before and one after a write
     ],
     ids=["returned", "memory of a result", "random", "signed zeros", "empty", "written"],
 )

@@ -1,4 +1,4 @@
-"""A model from ONNX computes in torch what onnxruntime computes, trains, and goes back with everything else kept."""
+"""A model from ONNX gives onnxruntime's results in torch, trains, and is exported again with everything else kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REAL = {
     "llama_op23": 2e-6,
     "qwen3": 2e-6,
 }
-#: Float buffers with axes: frequencies meet positions, not data.
+#: Float buffers with axes: frequencies that are multiplied with positions, not with data.
 TABLES: dict[str, set[str]] = {"efficientnet": set(), "gpt2": set(), "llama_op20_bf16": {"_to_copy_1"}}
 CHANNELS, CLASSES = 6, 5
 
@@ -60,7 +60,7 @@ def tensors(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def classifier() -> Any:
-    """Conv, BatchNormalization, a swish with a slope per channel, pooling, Gemm, and a function of the model's own."""
+    """Conv, BatchNormalization, a swish with a slope per channel, pooling, Gemm, and a function of the model itself."""
     nodes = [
         helper.make_node("Conv", ["x", "conv.weight", "conv.bias"], ["c"], name="conv", pads=[1, 1, 1, 1]),
         helper.make_node(
@@ -95,7 +95,7 @@ def classifier() -> Any:
 
 
 class Twin(nn.Module):
-    """The same classifier, written by hand."""
+    """The same classifier, written by hand in torch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,13 +202,13 @@ def test_a_fused_partition_keeps_its_inputs_alone() -> None:
     x = images()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         module(x)
-    one = 4 * CHANNELS * 8 * 8 * 4  # bytes of an activation
-    # The convolution's result for BatchNormalization, and its result for the swish with everything after it.
+    one = 4 * CHANNELS * 8 * 8 * 4  # bytes of one activation
+    # BatchNormalization keeps the convolution's result; the swish and everything after it keep BatchNormalization's.
     assert sum(size == one for size in kept.values()) == 2, sorted(kept.values())
 
 
 def trained_module(source: Any) -> Any:
-    """After some SGD steps; the loss went down."""
+    """A module after some SGD steps; checks that the loss went down."""
     module = ogt.from_onnx(source).train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     labels = torch.arange(4) % CLASSES
@@ -356,7 +356,7 @@ def test_names_that_torch_cannot_take_are_changed() -> None:
 
 
 def test_a_number_is_taken_of_a_vector() -> None:
-    """As TorchScript's exporter writes each size that it takes of a shape."""
+    """TorchScript's exporter writes this for each size that it reads from a shape."""
     text = (
         '<ir_version: 8, opset_import: ["" : 17]> net (float[n, m] x) => (int64 y) '
         "{ i = Constant <value_int: int = 1> ()  s = Shape (x)  y = Gather (s, i) }"
@@ -468,7 +468,7 @@ def test_dropout_drops_in_training_alone() -> None:
 
 @pytest.mark.slow
 def test_onnx_s_own_node_tests_agree() -> None:
-    """Each node of the table, by the cases that onnx ships; what is refused is refused when it is read or run."""
+    """Each node of the table on the cases that onnx ships; unsupported ones are refused when they are read or run."""
     from onnx.backend.test.loader import load_model_tests
 
     from opgraph.runtime.providers.torch_onnx.table import form_of
@@ -481,7 +481,7 @@ def test_onnx_s_own_node_tests_agree() -> None:
         node = case.model.graph.node[0]
         if len(case.model.graph.node) > 1 or form_of(node.domain, node.op_type) is None:
             continue
-        # Dtypes that torch or NumPy lack; empty extremes; and dropout, which follows the module's mode here.
+        # Skipped: dtypes that torch or NumPy lack, extremes of nothing; and dropout, which follows the module's mode.
         if node.op_type == "CastLike" or any(
             w in case.name for w in ("bf16", "bfloat16", "uint64", "empty_set", "training_dropout")
         ):
@@ -492,7 +492,7 @@ def test_onnx_s_own_node_tests_agree() -> None:
                 made = module(*[torch.from_numpy(np.array(i)) for i in inputs if i is not None])
                 for got, expected in zip(made if isinstance(made, tuple) else (made,), outputs, strict=True):
                     assert got.numpy().dtype == expected.dtype
-                    # Some cases are written down with 4 digits.
+                    # Some cases are stored with 4 digits.
                     slack = 2e-3 if expected.dtype == np.float16 else 1e-3
                     np.testing.assert_allclose(got.numpy(), expected, rtol=slack, atol=1e-5)
         except Unimplemented:
@@ -553,6 +553,6 @@ def test_a_real_export_goes_back_trained(real: tuple[str, Any, Any, np.ndarray],
     with torch.no_grad():
         expected = module(x)
         assert torch.equal(ogt.from_onnx(tmp_path / "trained.onnx")(x), expected)
-    if name not in ("llama_op20_bf16", "llama_op23"):  # what stock onnxruntime cannot run at all
+    if name not in ("llama_op20_bf16", "llama_op23"):  # stock onnxruntime cannot run these
         got = run(tmp_path / "trained.onnx", x)
         assert np.abs(got - expected.numpy()).max() <= REAL[name] * np.abs(got).max()

@@ -1,4 +1,4 @@
-"""A graph is a differentiable torch function: right gradients of any order, and nothing kept but what is announced."""
+"""A graph is a differentiable torch function: gradients of any order are right, and only the announced tensors kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def inputs(composed: Composed, dtype: Any = torch.float64, *, seed: int = 0) -> 
 
 
 def by_torch(graph: og.Graph, tensors: list[Any]) -> list[Any]:
-    """The same function, each op torch's own."""
+    """The same function, with torch's own op for each op."""
     return composite(graph, tensors, "store")
 
 
@@ -63,7 +63,7 @@ def test_gradients_are_the_differences_of_values(composed: Composed) -> None:
 @pytest.mark.slow
 def test_second_derivatives_are_the_differences_of_gradients(composed: Composed) -> None:
     op = FusedOp(composed.graph())
-    fast = len(composed.shapes) > 6  # 25 parameters: a random direction instead of every pair
+    fast = len(composed.shapes) > 6  # with 25 parameters: a random direction instead of every pair
     assert torch.autograd.gradgradcheck(
         op, tuple(inputs(composed)), fast_mode=fast, check_undefined_grad=not fast, atol=1e-4 if fast else 1e-5
     )
@@ -72,7 +72,7 @@ def test_second_derivatives_are_the_differences_of_gradients(composed: Composed)
 def test_a_kept_value_in_between_passes_second_gradients_on() -> None:
     composed = COMPOSED["rational"]
     op, given = FusedOp(composed.graph()), inputs(composed)
-    given[0].requires_grad_(False)  # then a product of several inputs is all that has to be kept of them
+    given[0].requires_grad_(False)  # then only a product of several inputs has to be kept of them
     assert any(s.role == "value" for s in op.saved(tuple(t.requires_grad for t in given)))
     found = []
     for results in (op(*given), by_torch(op.graph, given)):
@@ -120,7 +120,7 @@ def test_narrow_dtypes_stay_what_they_are(dtype: Any) -> None:
         torch.testing.assert_close(got.double(), true, rtol=2 * eps, atol=2 * eps)
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- saved tensors -----------------------------------------------------------------------------------------------------
 
 
 def kept_by(op: FusedOp, tensors: list[Any]) -> tuple[Any, list[Any]]:
@@ -165,7 +165,7 @@ def test_only_what_is_kept_stays_alive() -> None:
     arrays = [np.ones(100, np.float32), np.ones(100, np.float32)]
     alive = [weakref.ref(a) for a in arrays]
     s = torch.ones((), requires_grad=True)
-    (y,) = op(*map(torch.from_numpy, arrays), s)  # only the shape of the results counts for the gradient of s
+    (y,) = op(*map(torch.from_numpy, arrays), s)  # the gradient of s depends only on the shape of the results
     del arrays
     gc.collect()
     assert [r() is not None for r in alive] == [False, False]
@@ -414,7 +414,7 @@ def test_library_ops_are_part_of_a_graph() -> None:
     assert torch.autograd.gradcheck(op, tuple(given)) and torch.autograd.gradgradcheck(op, tuple(given))
 
 
-# -- without what makes it fast ----------------------------------------------------------------------------------------
+# -- without a compiler and with forks ---------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:there is no C")
@@ -437,9 +437,9 @@ def test_a_forked_child_trains_on() -> None:
     op = FusedOp(SWISH.graph("f32"))
     x, a = torch.ones(200_000, requires_grad=True), torch.tensor(1.3, requires_grad=True)
     ones = torch.ones(()).expand(200_000)
-    (expected,) = torch.autograd.grad(op(x, a)[0], a, ones)  # threads have run in the parent
+    (expected,) = torch.autograd.grad(op(x, a)[0], a, ones)  # the parent has run threads
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which is the point here
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads is tested here
         child = os.fork()
     if child == 0:  # pragma: no cover
         (grad,) = torch.autograd.grad(op(x, a)[0], a, ones)

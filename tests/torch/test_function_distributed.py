@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: Any) -> list[str]:
-    """What both ranks say of every check; they run once for all tests."""
+    """The output of both ranks for every check; they run once for all tests."""
     meeting = tmp_path_factory.mktemp("ranks") / "meeting"
     script = ROOT / "tests" / "support" / "two_ranks.py"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,4 +1,4 @@
-"""Fused calls under everything that torch may do with an op: compile, export, transforms, tracers, exporters."""
+"""Fused calls in everything that torch may do with an op: compile, export, transforms, tracers, exporters."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from opgraph.torch.fused.composite import composite  # noqa: E402
 from opgraph.torch.fused.library import VERSION  # noqa: E402
 from opgraph.torch.fused.op import FusedOp  # noqa: E402
 
-# torch's own, of its compiler and exporters
+# warnings of torch's own compiler and exporters
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 NAMES = ["swish", "swish per channel", "where-split", "two results", "bias"]
 
 
 class Case:
-    """A fused function, the same one in torch's own ops, and inputs for both."""
+    """A fused function, the same function in torch's own ops, and inputs for both."""
 
     def __init__(self, name: str) -> None:
         composed = COMPOSED[name]
@@ -161,7 +161,7 @@ def test_constants_too_large_for_a_text_are_given_as_tensors() -> None:
 
 
 def test_large_constants_are_copied_to_a_device_once() -> None:
-    """The meta device stands for a GPU: a copy from the host at each call cannot be captured in a CUDA graph."""
+    """The meta device represents a GPU: a copy from the host at each call cannot be captured in a CUDA graph."""
     graph = og.Graph()
     x = graph.input("x", "f64", (3, 100))
     graph.output(graph.add_op("Multiply", x, graph.constant("table", np.linspace(0, 1, 100)), name="y"))
@@ -170,7 +170,7 @@ def test_large_constants_are_copied_to_a_device_once() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         op.dispatched(x.to(meta))
     slopes(lambda x: op.dispatched(x), 1)(x.to(meta))
-    assert meta not in spelled.placed  # wrappers, which mean nothing once their mode or transform is over
+    assert meta not in spelled.placed  # these are wrappers, which are invalid after their mode or transform has ended
     op.dispatched(x.to(meta))
     (constant,) = spelled.placed[meta]
     op.dispatched(x.to(meta))

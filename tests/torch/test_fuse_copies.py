@@ -1,4 +1,4 @@
-"""Deep copies of a fused model: each computes with its own parameters, and what was compiled serves all of them."""
+"""Deep copies of a fused model: each computes with its own parameters, and all use the same compiled code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scaled(nn.Module):
 
 @pytest.fixture
 def graphs():
-    """What Dynamo captures while the test runs."""
+    """The graphs that Dynamo captures while the test runs."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     found = []
@@ -36,7 +36,7 @@ def graphs():
 
 
 def check(model, x):
-    """A step of a fused model and of the same model in eager: results, gradients."""
+    """Compares a step of a fused model with the same step in eager: results, gradients."""
     plain = ogt.unfuse(copy.deepcopy(model))
     results = []
     for each in (plain, model):
@@ -49,7 +49,7 @@ def check(model, x):
 
 @pytest.mark.parametrize("is_called", [False, True])
 def test_copies_compile_nothing(graphs, is_called):
-    """As in first-order MAML and federated learning, which copy a model at each step."""
+    """First-order MAML and federated learning copy a model at each step like this."""
     model, x = ogt.fuse(Scaled()), torch.randn(3, 4)
     if is_called:
         check(model, x)
@@ -65,7 +65,7 @@ def test_copies_compile_nothing(graphs, is_called):
 
 
 def test_copies_that_become_different_stay_fused(graphs):
-    """Each compiles for itself where one cache of compiled code has no more room."""
+    """Each copy compiles separately once the shared cache of compiled code is full."""
     model, x = ogt.fuse(Scaled()), torch.randn(3, 4)
     twins = [copy.deepcopy(model) for _ in range(6)]
     with torch._dynamo.config.patch(recompile_limit=3):
@@ -116,7 +116,7 @@ def test_a_copy_that_cannot_be_captured_says_so():
 
 
 def test_parameters_of_a_fused_model_can_be_swapped():
-    """As `load_state_dict` does with `torch.__future__.set_swap_module_params_on_conversion(True)`."""
+    """`load_state_dict` does this with `torch.__future__.set_swap_module_params_on_conversion(True)`."""
     model, x = nn.Sequential(nn.Linear(3, 3), nn.SiLU(), nn.Linear(3, 2)), torch.randn(2, 3)
     fused = ogt.fuse(copy.deepcopy(model))
     fused(x).sum().backward()

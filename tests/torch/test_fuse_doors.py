@@ -1,4 +1,4 @@
-"""What a fused model's forward may do besides arithmetic, unseen by any mode: values are eager's all the same."""
+"""Operations in a fused model's forward, besides arithmetic, that no mode sees: values are eager's all the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def swish(t: Tensor) -> Tensor:
 
 
 class Model(nn.Module):
-    """x, a parameter, and what is to be done with them."""
+    """A module that applies a function to x and a parameter."""
 
     def __init__(self, body: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def results(body: Callable[[Any, Any], Any], *, fused: bool) -> list[Any]:
-    """Output, and gradients of input and parameter."""
+    """The output, and gradients of input and parameter."""
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     model = Model(body)
     y = (ogt.fuse(model) if fused else model)(x)
@@ -42,7 +42,7 @@ def results(body: Callable[[Any, Any], Any], *, fused: bool) -> list[Any]:
 
 
 def outside(x: Any, a: Any) -> tuple[Any, Any]:
-    """What a transform takes, and what its function reads from outside; both wait."""
+    """A transform's input, and a value that its function reads from outside; both are deferred."""
     return x * 2 + a, torch.tanh(x * a)
 
 
