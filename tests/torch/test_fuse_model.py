@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 def run(model, x):
-    """Output, and gradients of input and parameters."""
+    """The output, and gradients of input and parameters."""
     x = x.clone().requires_grad_()
     y = model(x)
     y.square().mean().backward()
@@ -90,7 +90,7 @@ def test_outputs_and_gradients_are_within_rounding_of_eager(name):
     assert_as_exact(fused, eager, exact)
 
 
-# Eager torch refuses arithmetic in place on what backward needs in backward, AOTAutograd when it compiles.
+# For in-place writes to values saved for backward, eager torch raises in backward, AOTAutograd when it compiles.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*one of the variables needed for gradient computation has been modified")
 @pytest.mark.parametrize("seed", range(40))
@@ -110,7 +110,7 @@ def test_random_forwards_give_what_eager_gives(seed):
         try:
             (total.square().mean() + last.sum()).backward()
             grads = [t.grad for t in (x, y, *model.parameters())]
-        except RuntimeError as error:  # arithmetic in place on what backward needs: said aloud
+        except RuntimeError as error:  # in-place arithmetic on a value that backward needs, which is reported
             assert "modified by an inplace operation" in str(error)
             grads = None
         results.append((values, grads, same))
@@ -138,7 +138,7 @@ def test_a_fused_resnet_keeps_the_outputs_of_its_convolutions(activation):
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(activation)
     assert kept_bytes(model, x) > 1.8 * CONVOLUTIONS
-    # Beside them: the image, statistics of each norm, what the classifier reads.
+    # Also kept: the image, statistics of each norm, the input of the classifier.
     assert CONVOLUTIONS < kept_bytes(ogt.fuse(model), x) < 1.02 * CONVOLUTIONS
     report = ogt.explain(model, x)
     assert {t.name.rpartition(": ")[2] for t in report.kept_tensors if t.bytes > 2**16} == {"conv2d"}
@@ -164,7 +164,7 @@ def kept_bytes(model, x):
     return sum(s.nbytes() for s in kept.values())
 
 
-# What the model is
+# Model attributes and methods
 
 
 def test_class_state_dict_and_unfuse():
@@ -233,7 +233,7 @@ def test_train_eval_and_hooks_work():
     torch.testing.assert_close(first, eager)
     ogt.fuse(model).eval()
     assert torch.equal(model(x), model(x))
-    assert seen[0][1] is torch.Tensor  # a hook on a module with its own forward sees what has been computed
+    assert seen[0][1] is torch.Tensor  # a hook on a module with its own forward gets computed tensors
 
 
 def test_hooks_on_all_modules_see_all_modules():
@@ -302,7 +302,7 @@ def _mirrored(x, y):
 
 
 def _cayley(x, y):
-    """As nn.utils.parametrizations.orthogonal computes a matrix; its backward pass mirrors a value for `tril`, too."""
+    """The matrix of nn.utils.parametrizations.orthogonal; its backward mirrors a value for `tril`, too."""
     lower = x.tril()
     skew = lower - lower.mT
     return y @ torch.linalg.solve(torch.eye(3) - skew * 0.5, torch.eye(3) + skew * 0.5)
@@ -334,7 +334,7 @@ def test_parametrizations_work():
     torch.testing.assert_close(ogt.fuse(model)(x), before)
 
 
-# What a forward may do
+# Code in a forward
 
 
 class Keeps(nn.Module):
@@ -390,7 +390,7 @@ class Doubled(torch.autograd.Function):
 doubled = Doubled.apply
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # Dynamo does
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by Dynamo
 def test_gradients_flow_through_autograd_functions_bound_long_before():
     class Model(nn.Module):
         def forward(self, x):
@@ -422,7 +422,7 @@ def test_activation_checkpointing_recomputes_what_it_should(reentrant, region):
 
 
 def test_attention_inside_of_a_checkpointed_part_is_run_again():
-    """AOTAutograd gives back its results as a tuple beside the state of the random numbers."""
+    """AOTAutograd returns its results as a tuple next to the state of the random numbers."""
 
     class Model(nn.Module):
         def __init__(self):
@@ -469,7 +469,7 @@ def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_be
 
 
 class Breaks(nn.Module):
-    """Counts, moves statistics and draws numbers, on both sides of a graph break."""
+    """Counts calls, updates statistics and draws numbers, on both sides of a graph break."""
 
     def __init__(self):
         super().__init__()
@@ -487,7 +487,7 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize("why", ["the program", "the capture"])
 @pytest.mark.filterwarnings("ignore:Breaks runs unfused")
 def test_what_ran_before_a_part_that_cannot_be_captured_runs_once(why, monkeypatch):
-    torch._dynamo.reset()  # instances of one class share what is compiled
+    torch._dynamo.reset()  # instances of one class share the compiled code
     graphs, aot_backend = [], backend.aot_backend
 
     def second_refused(**kwargs):
@@ -543,12 +543,12 @@ def test_threads_do_not_meet():
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     [t.start() for t in threads]
     [t.join() for t in threads]
-    torch._dynamo.reset()  # each compiles what stands behind the graph break, and counts for all models of the class
+    torch._dynamo.reset()  # each instance compiles the code after the graph break, and all count for the class
     torch.testing.assert_close(results, expected)
 
 
 def test_threads_that_call_at_once_compile_once():
-    """Not each for itself, which reaches Dynamo's limit: then the model would run unfused for other sizes."""
+    """If each thread compiled separately, Dynamo's limit would be reached and the model run unfused for other sizes."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 12), nn.SiLU(), nn.LayerNorm(12), nn.Linear(12, 3))
     model = ogt.fuse(copy.deepcopy(plain))
@@ -570,7 +570,7 @@ def test_threads_that_call_at_once_compile_once():
     assert len(results) == 64
     for fused, eager in results.values():
         torch.testing.assert_close(fused, eager)
-    # Of one element, of another size, and of every size; one more where threads change in between.
+    # One element, another size, and any size; one more where threads switch in between.
     assert 2 <= counters["unique_graphs"] - before <= 5 and not model.forward.limits
 
 
@@ -670,7 +670,7 @@ def test_distributed_data_parallel_averages_the_gradients(one_rank):
     torch.testing.assert_close([p.grad for p in model.module.parameters()], expected[2:])
 
 
-# Who wants to see the forward as it is
+# Tracers and transforms
 
 
 def test_tracers_and_transforms_see_the_plain_forward():
@@ -731,7 +731,7 @@ def test_explain_of_a_function():
     assert "1 kernel;" in str(report) or "1 kernel\n" in str(report)
 
 
-# Models of a library
+# Models of the transformers library
 
 
 TRANSFORMERS = """
@@ -774,7 +774,7 @@ print(ogt.explain(model, ids).units)
 def test_transformers_models_are_found_and_right(name, units, tmp_path):
     if not _has("transformers"):
         pytest.skip("transformers is not installed")
-    # Away from the checkout's root: transformers would import its folder kernels/ as a package.
+    # Outside the checkout's root: transformers would import its folder kernels/ as a package.
     code = f"import sys; sys.path.insert(0, {str(_package(tmp_path))!r})\n" + TRANSFORMERS
     done = subprocess.run(
         [sys.executable, "-P", "-c", textwrap.dedent(code), name], cwd=tmp_path, capture_output=True, text=True,
@@ -791,7 +791,7 @@ def _has(name):
 
 
 def _package(tmp_path):
-    """A folder with opgraph in it and nothing else."""
+    """A folder that contains only opgraph."""
     from pathlib import Path
 
     import opgraph
@@ -815,7 +815,7 @@ def _clean_environment():
 @pytest.mark.parametrize("hooked", [False, True])
 @pytest.mark.parametrize("way", ["copy", "replica"])
 def test_a_shallow_copy_computes_with_its_own_parameters(way: str, hooked: bool) -> None:
-    """A replica of nn.DataParallel is one; both share the object that wraps forward."""
+    """A replica of nn.DataParallel is a shallow copy; both share the object that wraps forward."""
     model = ogt.fuse(ScaledSwish())
     x = torch.linspace(-2, 2, 7)
     with torch.no_grad():
@@ -843,11 +843,11 @@ def test_a_forward_that_converts_its_argument_first_takes_any_dtype():
 
 
 def test_a_graph_can_be_kept_after_a_pass_that_did_not_keep_one():
-    """AOTAutograd compiles backward at the first pass, and takes what no later pass may need from how that one went."""
+    """AOTAutograd compiles backward at the first pass, and infers from that pass what no later pass needs."""
     model = ogt.fuse(nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3)))
     given = [*model.parameters()]
     x = torch.rand(4, 6)
-    model(x).sum().backward()  # compiled by a pass that frees what it read
+    model(x).sum().backward()  # compiled by a pass that frees its saved tensors
     y = model(x).sum()
     first = torch.autograd.grad(y, given, retain_graph=True)
     again = torch.autograd.grad(y, given)
@@ -870,7 +870,7 @@ def test_a_module_that_computes_nothing_has_no_warning(recwarn: pytest.WarningsR
 
 
 class Windows(nn.Module):
-    """One kernel, in a function that no fused function runs."""
+    """A model that is one kernel, in a function that cannot be a fused function."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x * 2).unfold(1, 3, 1)
@@ -915,7 +915,7 @@ def test_results_that_lie_alike_are_tensors_of_their_own(gradients: bool) -> Non
 
 
 def test_lazy_layers_draw_what_they_draw_in_eager():
-    """A capture would draw the numbers of a new parameter, and put the generator back."""
+    """A capture would draw the numbers of a new parameter, and then restore the generator."""
     found = []
     for wrap in (lambda model: model, ogt.fuse):
         torch.manual_seed(0)

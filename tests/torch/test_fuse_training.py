@@ -1,4 +1,4 @@
-"""Fused models under parts of torch that call them, or their backward pass, in ways of their own: what eager gives."""
+"""Fused models in parts of torch that call them, or their backward pass, in special ways: results are eager's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def without_a_compiler(monkeypatch):
 
 
 def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again():
-    """Other calls of it run as a fused function; activation checkpointing compares what is kept, in order."""
+    """Its other calls run as a fused function; activation checkpointing compares the saved tensors, in order."""
     found = []
     for model in plain_and_fused(Swish()):
         x = torch.linspace(-2, 2, 12).view(3, 4).requires_grad_()
@@ -63,7 +63,7 @@ def test_saved_tensors_hooks_may_give_other_strides():
     for model in plain_and_fused(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU()).double()):
         model.to(memory_format=torch.channels_last)
         results = []
-        for rows in (5, 6):  # the second time with symbols for sizes
+        for rows in (5, 6):  # the second size is traced with symbols
             x = (
                 torch.linspace(-2, 2, 30 * rows, dtype=torch.float64)
                 .view(2, 3, rows, 5)
@@ -77,7 +77,7 @@ def test_saved_tensors_hooks_may_give_other_strides():
 
 
 def test_saved_tensors_hooks_may_give_masks_back_as_numbers():
-    """As hooks do that keep activations in 16 bits: eager torch keeps no mask of a ReLU or of dropout."""
+    """Hooks that keep activations in 16 bits do this: eager torch keeps no mask of a ReLU or of dropout."""
     torch.manual_seed(0)
     x = torch.randn(16, 4, dtype=torch.float64)
     for act in (nn.ReLU(), nn.Dropout(0.3), nn.Hardtanh()):
@@ -110,7 +110,7 @@ class Branches(nn.Module):
 
 
 def trained_in_parallel(model, x, bucket, times=1):
-    """The last result and the gradients of a model under DistributedDataParallel, whose buckets have so many MB."""
+    """The last result and the gradients of a model under DistributedDataParallel, with buckets of `bucket` MB."""
     parallel = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket)
     for _ in range(times):
         y = parallel(x)
@@ -141,7 +141,7 @@ def test_data_parallel_models_of_several_buckets(one_rank, monkeypatch):
 
 
 class Queue(nn.Module):
-    """Contrastive learning: keys of earlier batches, which a step multiplies with and then replaces."""
+    """Contrastive learning: each step multiplies with the keys of earlier batches, and then replaces some of them."""
 
     def __init__(self):
         super().__init__()

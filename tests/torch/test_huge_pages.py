@@ -1,4 +1,4 @@
-"""Large results of fused calls lie on huge pages, where the system has them; nothing else is touched."""
+"""Large results of fused calls lie on huge pages, where the system has them; other memory is unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ needs_advice = pytest.mark.skipif(
 
 
 def is_advised(address: int) -> bool:
-    """Whether huge pages were asked for under an address."""
+    """True if huge pages were requested (madvise) for the mapping of an address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split(maxsplit=1)[0]
@@ -40,7 +40,7 @@ def middle(tensor: torch.Tensor) -> int:
 @needs_advice
 def test_large_results_and_gradients_of_one_kernel_lie_on_huge_pages() -> None:
     fused = ogt.fuse(lambda x, a: x * torch.sigmoid(a * x))
-    # Memory of the test's own: the allocator may give out some that was advised before, for another tensor.
+    # New memory: the allocator may return memory that was advised before, for another tensor.
     x = torch.frombuffer(mmap.mmap(-1, 36 << 20), dtype=torch.float32).normal_().requires_grad_()
     a = torch.ones(1, requires_grad=True)
     y = fused(x, a)
@@ -64,7 +64,7 @@ def test_only_whole_pages_of_the_memory_given_are_advised() -> None:
     page = mmap.PAGESIZE
     huge_pages.advise(start + page + 1, (8 << 20) - 2)
     assert [is_advised(start + k * page) for k in (0, 1, 2)] == [False, False, True]
-    last = (page + (8 << 20) - 1) // page  # the page that the last byte lies in
+    last = (page + (8 << 20) - 1) // page  # the page of the last byte
     assert [is_advised(start + k * page) for k in (last - 1, last, last + 1)] == [True, False, False]
 
 

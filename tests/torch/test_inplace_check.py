@@ -1,4 +1,4 @@
-"""Every silent in-place mistake is found where it is made, and right in-place code is left alone."""
+"""Every silent in-place mistake is found at its line, and correct in-place code is not reported."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NotDirtied(torch.autograd.Function):
 
 
 class Overwriting(torch.autograd.Function):
-    """A gated product whose backward puts the gradients where the inputs were saved."""
+    """A gated product whose backward writes the gradients to the saved inputs."""
 
     @staticmethod
     def forward(ctx: Any, a: Any, b: Any) -> Any:
@@ -296,7 +296,7 @@ def test_a_mistake_is_found_at_its_line(mistake: tuple[Callable[[Any], Any], str
 
 
 class Float32Alone(SavesAndDirties):
-    """Beside an argument of its own dtype, and one that is no float."""
+    """A float32-only function with a further float32 argument, and one of integers."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, scale: Any, places: Any) -> Any:
@@ -320,7 +320,7 @@ def test_a_mistake_is_found_in_a_non_contiguous_tensor() -> None:
     assert {f.kind for f in ogt.check_inplace(fresh_sigmoid_squared, values().t()[1:])} == {"operand"}
 
 
-# -- right forms ------------------------------------------------------------------------------------------------------
+# -- correct forms ----------------------------------------------------------------------------------------------------
 
 
 def out_of_place(x: Any) -> Any:
@@ -401,7 +401,7 @@ def attended(x: Any) -> Any:
 
 def times_its_relu(x: Any) -> Any:
     h = x * 2
-    return h * h.relu_()  # relu(h) squared, whichever is read
+    return h * h.relu_()  # relu(h) squared, whichever value is read
 
 
 def side_by_side(x: Any) -> Any:

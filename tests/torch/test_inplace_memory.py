@@ -1,4 +1,4 @@
-"""What in-place activations save, as the benchmark counts it."""
+"""The memory saved by in-place activations, as the benchmark counts it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_a_classifier_trains_the_same_either_way_and_allocates_less_in_place() -
     outside, inside = classifier(inplace=False), classifier(inplace=True)
     assert inside.losses == outside.losses
     assert outside.losses[-1] < outside.losses[0]
-    # One value per unit of the three hidden layers.
+    # One f32 value per unit of the three hidden layers.
     assert outside.allocated - inside.allocated == 1024 * (256 + 128 + 64) * 4
     assert inside.forward_peak < outside.forward_peak

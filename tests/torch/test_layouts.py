@@ -1,4 +1,4 @@
-"""Images that lie channels last inside a captured graph: which do, and that values and strides are eager's."""
+"""Channels-last images inside a captured graph: which images are, and that values and strides are eager's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = torch.channels_last
 
 @pytest.fixture(autouse=True)
 def no_fast_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule of processors without AVX-512, on every machine."""
+    """Applies the rule of processors without AVX-512 on every machine."""
     monkeypatch.setattr(layouts, "HAS_FAST_BLOCKS", False)
 
 
@@ -148,7 +148,7 @@ def test_where_blocks_are_fast_wide_convolutions_stay_as_they_are(
 
 
 class CopiedLast(nn.Module):
-    """A value of three axes, copied channels last as an image of one."""
+    """A value of three axes that is copied as a channels-last image of batch size 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class CopiedLast(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:there is no C")
 def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arithmetic in the order of three axes takes the copy along, whose memory format names four."""
+    """Arithmetic in the order of three axes includes the copy, whose memory format is for four axes."""
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     model = CopiedLast()
     x = torch.linspace(-1, 1, 144).reshape(3, 6, 8)
@@ -196,10 +196,10 @@ def test_a_rolled_image_stays_channels_last(where: tuple[tuple[int, ...], tuple[
 
 
 class OfSeveralOrders(nn.Module):
-    """Ops of operands whose axes lie in other orders, one of them expanded."""
+    """Ops on operands with different axis orders, one of them expanded."""
 
     def forward(self, a: torch.Tensor, turned: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """(N, C, L), the same turned, (C, L) -> results of the first shape."""
+        """(N, C, L), the same with its axes turned, (C, L) -> results of the first shape."""
         binary = (
             torch.copysign,
             torch.logaddexp,
@@ -243,7 +243,7 @@ def test_operands_of_several_orders_give_the_strides_of_eager(
 
 
 _TURNED_INDEX = torch.tensor([[0, 1, 1], [1, 0, 0]]).t()
-#: Sizes and strides of what is indexed, and the indices. The order of the result's axes depends on these, too, and on
+#: Sizes and strides of the indexed tensor, and the indices. These determine the order of the result's axes, and so do
 #: axes of one element.
 INDEXED = {
     "before": ((1, 3, 6), (1, 1, 3), (None, [1, 0])),

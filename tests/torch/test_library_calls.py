@@ -1,4 +1,4 @@
-"""The gradients of convolutions, as a program asks torch for them: eager's bits, and the memory that they take."""
+"""The gradients of convolutions as programs compute them through torch: eager's bits, and their peak memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgraph.torch.graph import program
 
 
 def allocated(call: Callable[[], object]) -> int:
-    """Bytes that torch's allocator holds at most while a call runs, those inside of library ops included."""
+    """The peak number of bytes that torch's allocator holds during a call, including those inside library ops."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         call()
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -28,7 +28,7 @@ def allocated(call: Callable[[], object]) -> int:
 
 
 def fused(conv: nn.Module, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """A model of this module that is captured as a large one."""
+    """A model of this module that is captured in the same way as a large one."""
     monkeypatch.setattr(program, "_GATHERED", 0)
     model = nn.Sequential(conv)
     ogt.fuse(model)
@@ -77,8 +77,8 @@ def test_gradients_of_convolutions_have_eagers_bits(name: str, layout: str, monk
     eager(other).backward(gradient)
     assert own.grad is not None and other.grad is not None
     assert own.grad.stride() == other.grad.stride()
-    # Convolutions of few channels, and those of one element, are computed channels last in training (layouts.py):
-    # oneDNN sums up in another order.
+    # Convolutions of few channels, and 1x1 convolutions, are computed channels last in training (layouts.py):
+    # oneDNN adds in another order.
     is_moved = layout == "contiguous" and name in ("1x1", "groups", "depthwise")
     bounds = {"rtol": 1e-4, "atol": 2e-3} if is_moved else {"rtol": 0.0, "atol": 0.0}
     torch.testing.assert_close(own.grad, other.grad, **bounds)
@@ -95,13 +95,13 @@ def test_gradient_by_the_input_of_a_strided_convolution_is_held_twice(monkeypatc
     gradient = torch.ones_like(y)
     torch.autograd.grad(y, x, gradient, retain_graph=True)
     took = allocated(lambda: torch.autograd.grad(y, x, gradient))
-    assert took <= 2.25 * x.nbytes  # asked for in the plain way, torch holds it three times
+    assert took <= 2.25 * x.nbytes  # with one plain call, torch holds it three times
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("activation", "most"), [(nn.ReLU, 365), (nn.SiLU, 430)], ids=["ReLU", "SiLU"])
 def test_a_training_step_of_resnet18_allocates_no_more_than_is_promised(activation: type[nn.Module], most: int) -> None:
-    """MiB above the weights and the images, at batch 128, with all that torch and oneDNN allocate."""
+    """The limit is in MiB above the weights and the images, at batch 128, with all that torch and oneDNN allocate."""
     model = ogt.fuse(zoo.resnet18(activation))
     x = torch.randn(128, 3, 32, 32)
 

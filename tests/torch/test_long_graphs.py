@@ -1,4 +1,4 @@
-"""Graphs of many ops in a row, as loops in Python make them: they are compiled, in kernels of bounded size."""
+"""Long chains of ops, as Python loops make them: they are compiled, in kernels of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("error:.*runs unfused")
 
 
 class Repeated(nn.Module):
-    """A function of (value, weight), as often as there are turns, behind a matrix product."""
+    """A matrix product, and then a function of (value, weight) that is applied `turns` times."""
 
     def __init__(self, turn, turns: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Repeated(nn.Module):
 
 
 def compared(model: nn.Module, **how) -> Captured:
-    """Compares values and gradients with eager torch's in float64; returns what was captured."""
+    """Compares values and gradients with eager torch's in float64; returns the captured graph."""
     torch.manual_seed(0)
     x = torch.randn(3, 20)
     captured: list[Captured] = []
@@ -74,7 +74,7 @@ def test_norms_in_a_row_are_several_kernels():
 
 
 def test_a_budget_follows_random_numbers_in_one_pass():
-    """Each value of the chain reads the one before twice."""
+    """Each value of the chain reads the previous one twice."""
 
     class Noisy(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What `saved_tensors` says is what autograd keeps: to the byte, by the right name, and at no cost to the model."""
+"""`saved_tensors` reports what autograd keeps: to the byte, by the right name, and at no cost to the model."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def gated(x: torch.Tensor) -> torch.Tensor:
 
 
 def hooked_bytes(call: Callable[[], Any], free: set[int]) -> int:
-    """What the hooks measure, by nothing of opgraph's: each storage once, those of the weights not at all."""
+    """Bytes measured by plain torch hooks, without opgraph: each storage once, those of the weights not at all."""
     sizes = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ class CheckpointedDropout(nn.Module):
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_random_op_that_backward_replays_is_counted(dry_run: bool) -> None:
-    """A captured graph runs it in an operator of higher order, which saves the state of the generator."""
+    """A captured graph runs it in a higher-order operator, which saves the state of the generator."""
     model, x = ogt.fuse(CheckpointedDropout()), torch.randn(6, 8, requires_grad=True)
     report = ogt.saved_tensors(model, x, dry_run=dry_run)
     assert report.totals.kept == hooked_bytes(lambda: model(x), set())
@@ -144,7 +144,7 @@ def test_a_random_op_that_backward_replays_is_counted(dry_run: bool) -> None:
 def test_a_dry_run_says_what_a_real_run_measures(subject: tuple[Any, torch.Tensor]) -> None:
     model, x = subject
     real, dry = ogt.saved_tensors(model, x), ogt.saved_tensors(model, x, dry_run=True)
-    if isinstance(model, nn.LSTM):  # the size of oneDNN's workspace is known when it has run
+    if isinstance(model, nn.LSTM):  # the size of oneDNN's workspace is known only after it has run
         assert [k.slot for k, r in zip(dry.kept, real.kept, strict=True) if k != r] == ["result3"]
         return
     assert dry.kept == real.kept
@@ -189,14 +189,14 @@ def test_the_networks_are_the_papers() -> None:
     assert counts["efficientnet_b0"] == 5_288_548 - 1_281_000 + 12_810
 
 
-# -- what is one storage, and whose ----------------------------------------------------------------------------------
+# -- storages and their owners ---------------------------------------------------------------------------------------
 
 
 def test_tensors_of_one_storage_count_once() -> None:
     report = ogt.saved_tensors(gated, torch.randn(4, 8, requires_grad=True))
     halves = [k for k in report.kept if k.shape == (4, 4) and k.role == "input"]
     assert [k.storage for k in halves] == [halves[0].storage] * 2
-    # Half of the input is kept, and holds the whole.
+    # Half of the input is kept, and holds the whole storage.
     assert [(k.bytes, k.storage_bytes) for k in halves] == [(64, 128)] * 2
     assert [k.counted for k in halves] == [128, 0]
     assert (report.totals.kept, report.totals.inputs) == (128 + 64, 128)
@@ -224,7 +224,7 @@ def test_alone_is_what_nobody_else_keeps() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
     report = ogt.saved_tensors(model, torch.randn(2, 4))
     found = {group.of[0]: (group.kept, group.alone) for group in report.modules}
-    # ReLU keeps its output, which the next layer keeps anyway; SiLU keeps its input, which nobody else does.
+    # ReLU keeps its output, which the next layer keeps anyway; SiLU keeps its input, which no other layer keeps.
     assert found == {"0": (32, 32), "1": (32, 0), "2": (0, 0), "3": (32, 32), "4": (32, 32)}
 
 
@@ -288,7 +288,7 @@ def test_the_peak_is_what_is_alive_at_once() -> None:
 
     for dry_run in (False, True):
         report = ogt.saved_tensors(chain, torch.randn(100, requires_grad=True), dry_run=dry_run)
-        # x, x + 1 and the sigmoid; then x, the sigmoid, the gradient that comes in and the one that goes out.
+        # x, x + 1 and the sigmoid; then x, the sigmoid, the incoming gradient and the outgoing one.
         assert [(op, size) for _, _, op, size in report.timeline] == [
             ("add", 800), ("sigmoid", 1200), ("ones_like", 1200), ("sigmoid_backward", 1600),
         ]  # fmt: skip
@@ -331,7 +331,7 @@ def test_a_backward_pass_that_fails_leaves_the_rest_of_the_report() -> None:
     assert report.notes == ("the backward pass failed, so the peak is that of what ran: no way back",)
 
 
-# -- what it leaves behind -------------------------------------------------------------------------------------------
+# -- side effects ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
@@ -409,7 +409,7 @@ def test_a_dry_run_refuses_to_guess_values_and_names_the_line() -> None:
     assert ogt.saved_tensors(asks, torch.ones(4, requires_grad=True)).totals.kept == 16
 
 
-# -- what it says ----------------------------------------------------------------------------------------------------
+# -- texts -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_report_is_data_and_text() -> None:
@@ -520,7 +520,7 @@ FUSED: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUSED)
 def test_a_fused_model_is_measured_as_it_runs(name: str) -> None:
-    """To the byte, in a dry run as in a real one; and measuring compiles nothing anew."""
+    """To the byte, in a dry run as in a real one; and measuring compiles nothing again."""
     torch.manual_seed(0)
     model, x = FUSED[name]()
     ogt.fuse(model)
@@ -540,7 +540,7 @@ def test_a_fused_model_is_measured_as_it_runs(name: str) -> None:
     assert {name for _, name, *_ in real.timeline} <= set(modules)
 
 
-#: MiB at the peak, gradients of all weights (43 MiB) included, that are not exceeded. Eager: 594, 855.
+#: Upper limits of the peak in MiB, gradients of all weights (43 MiB) included. Eager: 594, 855.
 PEAKS = [pytest.param(nn.ReLU, 365, marks=pytest.mark.sweep), (nn.SiLU, 365)]
 
 
@@ -589,13 +589,13 @@ def test_a_fused_part_of_a_model_is_told_by_its_place_in_the_whole() -> None:
 
 
 def test_what_a_library_call_returns_is_held_no_longer_than_it_is_read() -> None:
-    """The gradient of an input that a convolution's backward returns beside those of its weights."""
+    """The value is the gradient of an input, which a convolution's backward returns together with the weights'."""
     layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(8)]
     model = ogt.fuse(nn.Sequential(*layers))
     report = ogt.saved_tensors(model, torch.randn(2, 4, 16, 16))
     one = 4 * 2 * 4 * 16 * 16
     weights = sum(4 * p.numel() for p in model.parameters())
-    # The input and seven outputs are kept, and the caller holds the last; two gradients at most are alive beside them.
+    # The input and seven outputs are kept, and the caller holds the last output; at most two gradients are also alive.
     assert report.totals.kept == 8 * one
     assert report.peak.bytes <= (9 + 2) * one + weights
     assert report.timeline[-1][-1] <= 4 * one + weights  # the last call's input, gradients, and the output
@@ -624,8 +624,8 @@ def test_explain_tells_the_peak_and_what_eager_torch_keeps() -> None:
 
 
 def test_large_gradients_of_a_convolution_are_two_calls_the_weights_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one call the gradient of the input lies beside the copies that oneDNN makes for that of the weights."""
-    monkeypatch.setattr(program, "_GATHERED", 0)  # as programs of large values are made
+    """In one call the gradient of the input is alive together with oneDNN's copies for that of the weights."""
+    monkeypatch.setattr(program, "_GATHERED", 0)  # the setting of programs of large values
     model = ogt.fuse(nn.Sequential(nn.Conv2d(4, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 3)).double())
     x = torch.randn(1, 4, 150, 150, dtype=torch.float64)
     captured: list[Any] = []
@@ -645,7 +645,7 @@ def test_large_gradients_of_a_convolution_are_two_calls_the_weights_first(monkey
 
 @pytest.mark.filterwarnings("ignore:Sequential runs unfused")
 def test_measuring_a_model_that_is_captured_in_part_captures_nothing_of_the_measuring() -> None:
-    """Hooks are called in frames that Dynamo looks at, where what they call would be captured as part of the model."""
+    """Hooks are called in frames that Dynamo inspects, where their callees would be captured as part of the model."""
     torch._dynamo.reset()
     torch._dynamo.utils.clear_compilation_metrics()
     model = ogt.fuse(nn.Sequential(nn.Linear(6, 6), nn.SiLU(), nn.LSTM(6, 4, batch_first=True)))

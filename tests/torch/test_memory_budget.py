@@ -1,4 +1,4 @@
-"""A memory budget holds for what is kept, and not for an estimate of it."""
+"""A memory budget limits the bytes actually kept, not an estimate of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opgraph.torch.graph.min_cut import Memory
 
 
 class Block(nn.Module):
-    """A block of a transformer, with dropout."""
+    """A transformer block with dropout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The picture of what is kept: all of it is there, nothing is cut off, and names are no more than text."""
+"""The picture of kept memory: it is complete, nothing is cut off, and names are shown as plain text."""
 
 from __future__ import annotations
 

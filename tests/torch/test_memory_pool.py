@@ -1,4 +1,4 @@
-"""Large results on the CPU are made of the memory of those before, once nobody holds that any more."""
+"""Large results on the CPU reuse the memory of earlier results that no object holds any more."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ def test_results_are_tensors_like_all_others() -> None:
     with pytest.raises(RuntimeError, match="not resizable"):
         y.detach().untyped_storage().resize_(0)
     shared = y.detach()
-    shared.share_memory_()  # moves it into memory that processes share
+    shared.share_memory_()  # moves it to shared memory
     assert shared.is_shared() and (shared == 6).all()
 
 
 def test_no_more_than_the_limit_waits_and_the_oldest_goes_first() -> None:
     many = [memory_pool.array(memory_pool.SMALLEST + k * (2 << 20)) for k in range(9)]
-    many.reverse()  # so that the smallest is the first to go
+    many.reverse()  # so that the smallest is freed first
     while many:
         many.pop()
     sizes = [len(m) for m in memory_pool._waiting]

@@ -1,4 +1,4 @@
-"""What a captured graph keeps: the fewest bytes, or nearly as few that are in memory in any case."""
+"""The values a captured graph keeps: the fewest bytes, or slightly more if those values are in memory in any case."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kept(function: Callable[..., Any], *args: Any) -> int:
 
 
 def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> None:
-    """Torch's partitioner weighs what a kernel need not write twice: it would keep logits and two numbers a row."""
+    """Torch's partitioner doubles the weight of values that need no write: it would keep logits and 2 numbers a row."""
 
     def loss(x: Any, w: Any, targets: Any) -> Any:
         return cross_entropy(x @ w, targets)
@@ -38,7 +38,7 @@ def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> N
 
 @pytest.mark.parametrize(("classes", "numbers"), [(8, 0), (1000, 2)])
 def test_logits_that_are_returned_are_kept_where_that_costs_next_to_nothing(classes: int, numbers: int) -> None:
-    """The caller holds them: the logarithms would be as many bytes again."""
+    """The caller holds the logits; keeping the logarithms would need the same number of bytes again."""
 
     def loss(x: Any, w: Any, targets: Any) -> Any:
         logits = x @ w

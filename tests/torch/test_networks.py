@@ -1,4 +1,4 @@
-"""Fused models under everything that training uses: each way of training gives what it gives without fusing."""
+"""Fused models with everything that training uses: each way of training gives the results of the unfused model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Swish(nn.Module):
 
 
 class Net(nn.Module):
-    """Embedding, norms, a residual, dropout, a tied head: each in small."""
+    """A small network with an embedding, norms, a residual, dropout and a tied head."""
 
     def __init__(self, drop=0.0):
         super().__init__()
@@ -71,7 +71,7 @@ def loss_of(model, ids=IDS):
 
 
 def state(model):
-    """Gradients, parameters and buffers."""
+    """The gradients, parameters and buffers."""
     return [
         *(p.grad for p in model.parameters() if p.grad is not None),
         *(t.detach() for t in model.state_dict().values()),
@@ -141,7 +141,7 @@ def averaged(model, optimizer):
 
 
 def clipped_for_each_sample(model, optimizer):
-    """Gradients by hand from torch.autograd.grad, of a graph that is kept."""
+    """Gradients computed with torch.autograd.grad, from a retained graph."""
     loss = loss_of(model)
     once = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
     twice = torch.autograd.grad(loss * 2, list(model.parameters()))
@@ -206,7 +206,7 @@ class Selu(nn.Module):
 
 
 class CountedSelu(Selu):
-    """The same, and an attribute that counts its calls."""
+    """The same, with an attribute that counts its calls."""
 
     calls = 0
 
@@ -230,7 +230,7 @@ def test_its_first_call_has_the_bits_of_later_ones(activation):
 
 
 class Interrupted(nn.Module):
-    """An activation behind a line that Dynamo does not capture, and which runs at each call."""
+    """An activation after a line that Dynamo does not capture, and that runs at each call."""
 
     def __init__(self):
         super().__init__()
@@ -267,7 +267,7 @@ def test_a_module_that_was_one_activation_follows_what_becomes_of_it():
     torch.testing.assert_close((copied(x), copied(x), fused(x)), (Swish(2.0)(x), Swish(2.0)(x), swish(fused, x)))
 
 
-# What is random
+# Random numbers
 
 
 class Random(nn.Module):
@@ -332,7 +332,7 @@ def test_numbers_that_a_checkpoint_draws_are_drawn_again(draw):
 
 
 class DropsAndCounts(DropsInACheckpoint):
-    """A graph that runs unfused: torch.compile would lose its write."""
+    """A graph that runs unfused, because torch.compile would lose its write."""
 
     def __init__(self):
         super().__init__()
@@ -364,7 +364,7 @@ class CheckpointedDraw(nn.Module):
 
 
 def test_dropout_of_channels_last_images_is_recomputed_in_a_checkpoint():
-    """AOTAutograd does not say what the numbers drawn again look like, and a view of these follows."""
+    """AOTAutograd does not record the layout of the numbers that are drawn again, and a view of them follows."""
     found = []
     for model in (DropsInACheckpoint(), ogt.fuse(DropsInACheckpoint())):
         x = torch.linspace(-2, 2, 192).view(2, 4, 4, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -379,7 +379,7 @@ def test_dropout_of_channels_last_images_is_recomputed_in_a_checkpoint():
 
 
 class Written(nn.Module):
-    """Reads a buffer in a kernel, then writes to it what a library op computes."""
+    """Reads a buffer in a kernel, then writes the result of a library op to it."""
 
     def __init__(self):
         super().__init__()
@@ -392,7 +392,7 @@ class Written(nn.Module):
 
 
 class WrittenWithGradient(nn.Module):
-    """Writes a value with a gradient into a buffer, from whose earlier value it was computed."""
+    """Writes to a buffer a value with a gradient that was computed from the buffer's earlier value."""
 
     def __init__(self):
         super().__init__()
@@ -414,7 +414,7 @@ def test_a_buffer_may_get_a_gradient():
 
 
 class WrittenByData(nn.Module):
-    """Looks up rows of a parameter, then writes to it in a way that autograd does not see."""
+    """Looks up rows of a parameter, then writes to it without autograd's knowledge."""
 
     def __init__(self):
         super().__init__()
@@ -437,7 +437,7 @@ def test_no_look_up_in_what_was_written_afterwards_runs_again(memory):
 
 
 class Counts(nn.Module):
-    """Branches on buffers that it writes to itself."""
+    """Branches on buffers that it writes to."""
 
     def __init__(self):
         super().__init__()
@@ -468,7 +468,7 @@ class Draws(nn.Module):
 
 
 class DrawsForShapes(nn.Module):
-    """Draws random numbers of which only the shape is read, before others."""
+    """Draws random numbers, of which only the shape is read, before other random numbers."""
 
     def forward(self, x):
         x = x + torch.zeros_like(torch.rand_like(x)) + torch.broadcast_tensors(torch.rand(4, 6), x.new_ones(6))[1]
@@ -545,11 +545,11 @@ def test_a_check_of_branches_in_host_memory_runs_few_python_functions(turning, m
     monkeypatch.setattr(parameter_branches.BranchCheck, "__call__", counting)
     x = torch.randn(5)
     for _ in range(2):
-        counted.clear()  # the first round compiles each way
+        counted.clear()  # the first round compiles each branch
         for value in (1.0, 0.2, 0.9):
             _filled(turning, value)
             turning(x)
-    # The check itself, its comparison, the question whether a mode is active, the program, the read of its result.
+    # The check itself, its comparison, the test for an active mode, the program, the read of its result.
     assert counted and max(counted) <= 5
 
 
@@ -585,7 +585,7 @@ def test_parameters_made_in_inference_mode_may_decide():
     assert model(x).tolist() == [2, 2, 2]
 
 
-# What a graph of ATen ops may hold
+# ATen ops in a graph
 
 
 class Call(nn.Module):
@@ -668,7 +668,7 @@ def test_sizes_and_numbers_may_change_from_call_to_call():
         torch.testing.assert_close(*found)
 
 
-# What a model is
+# Model attributes and methods
 
 
 @pytest.fixture(scope="module")
@@ -734,7 +734,7 @@ def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
 
 
 def test_a_model_whose_guards_cannot_be_written_runs_as_it_was(monkeypatch):
-    """Dynamo (torch 2.13) may not know where a size comes from: an AssertionError, whatever the backend."""
+    """Dynamo (torch 2.13) may not find the source of a size and raises AssertionError, with any backend."""
 
     def failing(self, guard):
         raise AssertionError
@@ -832,7 +832,7 @@ def test_threads_share_a_model_in_training():
         torch.testing.assert_close(gradient, torch.autograd.grad(plain(x).square().sum(), x)[0])
 
 
-#: torch's own OpenMP hangs in a forked child of a process that has run in several threads.
+#: torch's own OpenMP hangs in a forked child of a process that has run several threads.
 FORKED = """
 import os, sys, torch
 from torch import nn
@@ -898,7 +898,7 @@ assert len(eager) == 3 and all(abs(a - b) < 1e-3 for a, b in zip(eager, fused)),
 @pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
 @pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed, which transformers.Trainer needs")
 def test_the_trainer_of_transformers_trains_a_fused_model(tmp_path):
-    # Away from the checkout's root: transformers would import its folder kernels/ as a package.
+    # Outside the checkout's root: transformers would import its folder kernels/ as a package.
     done = subprocess.run(
         [sys.executable, "-P", "-c", TRAINER], cwd=tmp_path, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
@@ -906,7 +906,7 @@ def test_the_trainer_of_transformers_trains_a_fused_model(tmp_path):
 
 
 def test_models_with_graph_breaks_have_room_of_their_own() -> None:
-    """Dynamo compiles a frame at most eight times; the frame in which a fused model begins is not shared."""
+    """Dynamo compiles a frame at most eight times. Each fused model has its own first frame."""
     for number in range(10):
         model = type(f"Model{number}", (nn.Module,), {"forward": _forward_with_a_break(number)})()
         captured = []
@@ -932,7 +932,7 @@ class Broken(nn.Module):
 
 @pytest.mark.filterwarnings("error:.*runs unfused.*")
 def test_instances_with_a_graph_break_share_what_is_compiled() -> None:
-    """Dynamo compiles a frame at most eight times; instances of a class share the frames behind their first one."""
+    """Dynamo compiles a frame at most eight times. Instances of a class share the frames after their first one."""
     x = torch.linspace(-1, 1, 20, dtype=torch.float64).view(5, 4)
     captured = []
     for number in range(12):
@@ -945,12 +945,12 @@ def test_instances_with_a_graph_break_share_what_is_compiled() -> None:
         torch.testing.assert_close(*made)
         torch.testing.assert_close(*([p.grad for p in model.parameters()] for model in (plain, fused)))
         torch.testing.assert_close(plain.state_dict(), fused.state_dict())
-    assert len(captured) == 3  # before the break, and for each way of the branch behind it
+    assert len(captured) == 3  # before the break, and for each branch after it
 
 
 @pytest.mark.slow
 def test_explain_compiles_anew_what_instances_share() -> None:
-    """What is measured sees all graphs of a model, also those that another instance has compiled."""
+    """The measurement sees all graphs of a model, also those that were compiled for another instance."""
     x = torch.ones(5, 4)
     for number in (1, 2):
         model = ogt.fuse(Broken(number))
@@ -960,7 +960,7 @@ def test_explain_compiles_anew_what_instances_share() -> None:
 
 
 def test_statistics_are_written_by_one_call() -> None:
-    """A step of several BatchNorms has one call for their statistics and one for their counts; views of them see it."""
+    """A step of several BatchNorms has one call for their statistics and one for their counts, visible in views."""
     flat = torch.zeros(12)
     made = [nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)]
     made[1].load_state_dict(made[0].state_dict())
@@ -992,12 +992,12 @@ def _forward_with_a_break(number):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Libraries around it
+# Libraries that wrap models
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_accelerate_binds_the_forward_of_a_fused_model_again_and_takes_it_off(dtype):
-    """As `Accelerator.prepare_model` and `unwrap_model(keep_fp32_wrapper=False)` do."""
+    """`Accelerator.prepare_model` and `unwrap_model(keep_fp32_wrapper=False)` do this."""
     operations = pytest.importorskip("accelerate.utils.operations")
     from accelerate.utils.other import extract_model_from_parallel
 

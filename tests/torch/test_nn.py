@@ -1,4 +1,4 @@
-"""Swish, SwiGLU, Activation: values, gradients, what is kept, in place, and what state_dict, copy and pickle see."""
+"""Swish, SwiGLU, Activation: values, gradients, saved tensors, in-place use; and state_dict, copy and pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.errors import InvalidArguments  # noqa: E402
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of tensors that torch makes."""
+    """Counts the bytes of tensors that torch allocates."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Allocations(TorchDispatchMode):
 
 
 def assert_as_exact(module, formula, *inputs):
-    """Outputs and gradients no farther from float64 than twice those of the formula in torch."""
+    """Checks that errors of outputs and gradients against float64 are at most twice those of the formula in torch."""
     results = []
     for kind in (torch.float64, torch.float32):
         twin = copy.deepcopy(module).to(kind)
@@ -119,7 +119,7 @@ def test_double_backward_works():
     assert torch.autograd.gradgradcheck(module, x)
 
 
-# What a module is
+# Module attributes and methods
 
 
 def test_state_dict_repr_copy_and_pickle():

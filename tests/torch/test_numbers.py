@@ -1,4 +1,4 @@
-"""Numbers at the ends: results, gradients and refusals of fused functions where a formula or a rounding goes astray."""
+"""Extreme numbers: results, gradients and refusals of fused functions where a formula or a rounding can fail."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from opgraph.torch.fuse import fuse  # noqa: E402
 F = torch.nn.functional
 INF, NAN = math.inf, math.nan
 NARROW = (torch.float16, torch.bfloat16)
-#: The gradient that arrives: that of a scaled loss.
+#: The incoming gradient, as of a scaled loss.
 SCALE = 1024.0
 ENDS = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, -3.0, INF, -INF, NAN]
 
 
 def pairs(dtype) -> list:
-    """Two tensors in which every two of ENDS meet."""
+    """Two tensors that pair every two of ENDS."""
     return [torch.tensor(column, dtype=dtype) for column in zip(*itertools.product(ENDS, ENDS))]
 
 
@@ -59,7 +59,7 @@ def test_a_value_below_the_smallest_number_is_zero_to_who_asks(dtype) -> None:
     assert_same(function(x), torch.tensor([1.0, 2.0]))
 
 
-#: Whose gradient by the rounded result would be 0 or have few digits, where the input tells it.
+#: Functions whose gradient from the rounded result would be 0 or have few digits; the input gives the right one.
 SATURATING = {
     "elu": F.elu,
     "celu of a negative alpha": lambda x: F.celu(x, -9.0),
@@ -72,7 +72,7 @@ SATURATING = {
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
 @pytest.mark.parametrize("name", SATURATING)
 def test_gradients_where_a_function_saturates(name: str, dtype) -> None:
-    """At most twice as far from float64 as eager torch, or within the 3 ulp of a single op."""
+    """The error against float64 is at most twice eager torch's, or within the 3 ulp of a single op."""
     function, x = SATURATING[name], torch.linspace(-18, 18, 301).to(dtype)
     (truth,), (eager,), (got,) = gradients(function, x.double()), gradients(function, x), gradients(fuse(function), x)
     ulp = torch.finfo(dtype).eps * truth.abs().clamp_min(torch.finfo(dtype).smallest_normal)
@@ -81,7 +81,7 @@ def test_gradients_where_a_function_saturates(name: str, dtype) -> None:
 
 
 def test_softshrink_of_its_limits_has_no_gradient() -> None:
-    """In float64 a limit is no number of float32, so that the function is spelled in smaller ops."""
+    """The limit 0.1 in float64 is no float32 number, so that the function is decomposed into smaller ops."""
     x = torch.tensor([-0.1, 0.1, -0.1000001, 0.1000001, 0.0], dtype=torch.float64)
 
     def shrunk(x):
@@ -105,7 +105,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *NARROW], ids=str)
 def test_results_where_zeros_infinities_and_nan_meet(dtype) -> None:
-    """With the sign of zeros, but for fmax and fmin, whose kernels in torch differ in it."""
+    """Signs of zeros are equal too, except for fmax and fmin, whose torch kernels differ in them."""
 
     def every(a, b):
         return [function(a, b) for function in PAIRS.values()]
@@ -131,7 +131,7 @@ def test_nan_to_num_puts_infinities_and_nan_in_place(dtype, numbers: tuple[float
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", ["//", "floor"])
 def test_floors_of_quotients_of_the_largest_integers(name: str, dtype: torch.dtype) -> None:
-    """`(a - a % b) / b` would leave the dtype there."""
+    """`(a - a % b) / b` would overflow the dtype there."""
     info = torch.iinfo(dtype)
     ends = [info.min, info.min + 1, info.min + 2, info.max - 1, info.max, 0, 1, 3, 7, -1 % 2**info.bits]
     column = torch.tensor([n - 2**info.bits if n > info.max else n for n in ends]).to(dtype)
@@ -154,7 +154,7 @@ def test_gradients_of_a_clamp_between_tensors_at_all_ties_and_orders() -> None:
 
 @pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
 def test_gradients_of_the_larger_number_are_torchs_at_a_tie(function) -> None:
-    """Since 2.14 torch gives a whole gradient to both of a number and NaN; here the number has it."""
+    """Since 2.14 torch gives the whole gradient both to a number and to NaN; here only the number gets it."""
     a, b = pairs(torch.float32)
     clear = ~(a.isnan() | b.isnan()) if torch.__version__ >= "2.14" else torch.ones_like(a, dtype=torch.bool)
     for got, expected in zip(gradients(fuse(function), a, b), gradients(function, a, b)):
@@ -166,7 +166,7 @@ def test_gradients_of_the_larger_number_are_torchs_at_a_tie(function) -> None:
 
 @pytest.mark.parametrize("source", [torch.float64, torch.float32, *NARROW], ids=str)
 def test_what_does_not_fit_an_integer_is_converted_as_on_the_cpu(source) -> None:
-    """Computed values too; for few elements and for vectors of them."""
+    """Computed values are too, for few elements and for vectors of them."""
     points = [-1, -0.9, -1.9, NAN, INF, -INF, 300, 127.5, 128, 255.5, 256, 65536.7, 1e10, -1e10, -300.5, 2.0**32 + 1]
     points += [2.0**31, -(2.0**31), 2.0**31 + 256, 3e9, -3e9, 2.0**63, 1e19, -1e19]
     x = torch.tensor(points, dtype=torch.float64).to(source)
@@ -243,14 +243,14 @@ def test_special_functions_and_their_gradients_are_torchs(name: str) -> None:
 
 
 def test_the_tail_of_the_normal_distribution_is_that_of_erfc() -> None:
-    """torch's own ndtr is 1 + erf there, which is 0 below -8."""
+    """torch's own ndtr computes 1 + erf there, which is 0 below -8."""
     x = torch.linspace(-9, 5, 141)
     truth = torch.special.erfc(x.double() * -math.sqrt(0.5)) / 2
     compared(fuse(torch.special.ndtr)(x), torch.special.erfc(x * -math.sqrt(0.5)) / 2, truth)
 
 
 def compared(got, eager, truth) -> None:
-    """At most twice as far from float64 as eager torch, or within 16 last bits; where eager torch has NaN, anything."""
+    """Checks that the error is at most twice eager torch's, or 16 last bits; skips elements whose true value is NaN."""
     slack = 2 * (eager.double() - truth).abs() + 16 * torch.finfo(got.dtype).eps * truth.abs()
     same = (got.double() == truth) | ((got.double() - truth).abs() <= slack + torch.finfo(got.dtype).tiny)
     assert (same | truth.isnan()).all()
@@ -348,7 +348,7 @@ def test_threshold_compares_with_a_number_that_16_bits_lack(dtype) -> None:
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_hardtanh_compares_with_numbers_that_16_bits_lack(dtype) -> None:
-    """Next to 0.7 bf16 has a value below it, f16 one above."""
+    """The bf16 value next to 0.7 is below it, the f16 value above it."""
     x = torch.tensor([0.7, -0.3, 0.5, 0.704, 0.75, -0.31, INF, -INF, NAN], dtype=torch.float64).to(dtype)
     for low, high in ((-0.3, 0.7), (-0.7, 0.3), (-60000.0, INF)):
         assert_same(
@@ -359,7 +359,7 @@ def test_hardtanh_compares_with_numbers_that_16_bits_lack(dtype) -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_a_captured_loss_has_no_gradient_of_zero_at_nan(reduction) -> None:
-    """The sign of NaN is 0 in torch: by it the gradient would hide that the loss is lost."""
+    """The sign of NaN is 0 in torch. A gradient by the sign would hide that the loss is NaN."""
 
     def function(x):
         return F.smooth_l1_loss(x, torch.zeros_like(x), reduction=reduction, beta=0.3) * 2
@@ -371,7 +371,7 @@ def test_a_captured_loss_has_no_gradient_of_zero_at_nan(reduction) -> None:
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_captured_derivatives_are_those_of_torchs_kernels(dtype) -> None:
-    """NaN at NaN where their vectors have it (their scalar loops have 1), and a threshold that 16 bits lack."""
+    """NaN at NaN, as in torch's vector loops (its scalar loops give 1), and a threshold that 16 bits cannot hold."""
 
     def function(*x):
         functions = (F.elu, F.celu, F.selu, F.hardswish, lambda x: F.threshold(x, 0.3, 0.0))
@@ -397,7 +397,7 @@ def test_gradients_at_the_ends_of_where_a_function_is_defined(function, points, 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
 def test_captured_gradients_of_logit_are_those_of_torchs_scalar_loop(dtype) -> None:
-    """A negative `eps` is none. (In torch's vectors NaN has the gradient 0, which hides that the input is lost.)"""
+    """A negative `eps` means none. (In torch's vector loops NaN has the gradient 0, which hides NaN inputs.)"""
 
     def function(*given):
         made = [torch.logit(x * 1, eps) for eps, x in zip((None, -1.0, 0.0, 0.25, 0.625), given, strict=True)]
@@ -452,7 +452,7 @@ def test_sinc_is_flat_next_to_zero(dtype) -> None:
 
 
 def test_numbers_beyond_f32_meet_f64_without_a_warning() -> None:
-    """Warnings are errors here; so are NumPy's."""
+    """Warnings are errors here, also NumPy's."""
     x, low = torch.tensor([-1.0, 2.0], dtype=torch.float64), torch.finfo(torch.float64).min
     with np.errstate(all="raise"):
         assert_same(fuse(lambda x: x.clamp(min=low) + 1)(x), x + 1)

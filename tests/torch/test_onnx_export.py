@@ -53,12 +53,12 @@ def fused_network(order: float) -> nn.Module:
     return ogt.fuse(Network(order))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of the exporter
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # warnings of the exporter
 @pytest.mark.parametrize(("make", "order"), [(fused_module, 0.2), (fused_network, 1.8), (Calling, 1.1)])
 def test_naf1_exports_with_its_parameter_arithmetic_folded(make: Any, order: float, tmp_path: Path) -> None:
     model = make(order).eval()
     with torch.no_grad():
-        model.act.frac_order.add_(0.01)  # the value at the time of the export counts
+        model.act.frac_order.add_(0.01)  # the export uses its present value
     rows = torch.export.Dim("rows")
     program = torch.onnx.export(model, (torch.randn(4, 8),), dynamo=True, verbose=False, dynamic_shapes=({0: rows},))
     program.save(tmp_path / "model.onnx")
@@ -120,7 +120,7 @@ def test_nor_where_a_fused_module_runs_as_it_was_written() -> None:
 
 
 def test_folding_tells_the_exporter_nothing_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.export makes a region of each change of that mode; 300 of them took it a minute."""
+    """torch.export creates a region at each change of that mode; 300 regions took a minute."""
     told = []
 
     class Told(TorchFunctionMode):
@@ -136,7 +136,7 @@ def test_folding_tells_the_exporter_nothing_of_gradients(monkeypatch: pytest.Mon
 
 
 class Scaled(nn.Module):
-    """Numbers of parameters, of data, and of both, on either side of an op."""
+    """Numbers computed from parameters, from data, and from both, on either side of an op."""
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
@@ -153,10 +153,10 @@ class Scaled(nn.Module):
         )
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, of both exporters
+@pytest.mark.filterwarnings("ignore")  # warnings of both of torch's exporters
 @pytest.mark.parametrize("dynamo", [False, True], ids=["by tracing", "by torch.export"])
 def test_a_number_that_depends_on_data_is_none_of_parameters(dynamo: bool, tmp_path: Path) -> None:
-    # torch.export refuses what changes a constant.
+    # torch.export refuses changes of constants.
     module = ogt.fuse(nn.Sequential(nn.Linear(8, 8), Scaled(writes=not dynamo))).eval()
     torch.manual_seed(0)
     path = tmp_path / "scaled.onnx"

@@ -1,4 +1,4 @@
-"""Branches on parameters and buffers that a captured graph follows: each way is that of the present values."""
+"""Branches on parameters and buffers that a captured graph follows: each takes the side of the present values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 class Program(nn.Module):
-    """A function of a product with a matrix, and of the module; tensors that are no parameters are buffers."""
+    """A function of a matrix product and of the module; tensors that are no parameters are buffers."""
 
     def __init__(self, function: Callable[..., Any], values: dict[str, Any]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Program(nn.Module):
 
 
 def results(function: Callable[..., Any], values: Callable[[], dict[str, Any]], writes: list[Any], wrap: Any) -> list:
-    """What calls give, each after a write of (name, value); None writes nothing."""
+    """The results of calls, each after a write of (name, value); None writes nothing."""
     torch._dynamo.reset()
     model = wrap(Program(function, values()))
     found = []
@@ -200,7 +200,7 @@ def test_an_operator_of_somebody_else_is_not_asked_again() -> None:
 
 
 def test_branches_on_arithmetic_of_elements_are_one_kernel(monkeypatch) -> None:
-    """Torch's own ops take a millisecond for the branches of one NAF1."""
+    """torch's own ops take a millisecond for the branches of one NAF1."""
     checks = []
 
     class Noted(BranchCheck):

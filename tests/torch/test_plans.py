@@ -1,4 +1,4 @@
-"""Plans: a fused function is not run again where nothing that it read has changed, and is where anything has."""
+"""Plans: a fused function runs its Python code again only if a value that it read has changed."""
 
 from __future__ import annotations
 
@@ -226,13 +226,13 @@ def test_a_parameter_that_is_written_to_takes_the_other_branch() -> None:
         got, want = counted(X, a), branching(X, a)
         assert close(got, want)
         assert close(*[torch.autograd.grad(y.sum(), a)[0] for y in (got, want)])
-        a.data.neg_()  # which torch does not count
+        a.data.neg_()  # torch does not count this write
         assert close(counted(X, a), branching(X, a))
     assert counted.runs == 2
 
 
 class Reads(TorchFunctionMode):
-    """Counts what Python reads of tensors."""
+    """Counts the calls by which Python reads tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Reads(TorchFunctionMode):
 
 
 def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypatch) -> None:
-    """The tensors are the CPU's, but treated as those of a device whose values take a wait."""
+    """The tensors are on the CPU, but handled like those of a device whose values need a synchronization."""
     monkeypatch.setattr("opgraph.torch.tracing.plan_builder.waits", lambda tensor: True)
     act = naf1.with_order(0.7)
     fused, x = fuse(act.forward), torch.linspace(-4, 4, 101)
@@ -256,7 +256,7 @@ def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypat
     for value in (0.1, 0.2, -0.3):
         with torch.no_grad():
             act.frac_order.fill_(value)
-        fused(x)  # perhaps another way through the function
+        fused(x)  # may take another path through the function
         for written in (True, False, False):
             with torch.no_grad():
                 act.frac_order.add_(1e-3 if written else 0) if written else None
@@ -264,7 +264,7 @@ def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypat
                 got = fused(x)
             assert close(got, act(x))
             assert [n for n in reads.names if n in ("__bool__", "tolist")] == ["tolist"] * written
-            assert ("lt" in reads.names) == written  # what is only compared is not computed either
+            assert ("lt" in reads.names) == written  # values that are only compared are not computed either
     assert fused.why_rerun == ""
 
 
@@ -278,8 +278,8 @@ def test_numbers_alone_are_computed_once(monkeypatch) -> None:
     with Reads() as reads:
         (got, two), (want, _) = counted(X, a), fn(X, a)
     assert close(got, want) and counted.runs == 1
-    assert reads.names.count("__bool__") == 1  # of `fn` itself
-    two.fill_(5.0)  # what is returned is the caller's
+    assert reads.names.count("__bool__") == 1  # only `fn` itself
+    two.fill_(5.0)  # a returned tensor belongs to the caller
     assert counted(X, a)[1] == 2.0
     with torch.inference_mode():
         inner = fuse(fn)
@@ -306,7 +306,7 @@ def test_a_branch_on_what_is_drawn_runs_the_function_each_time() -> None:
 
 
 def test_random_numbers_are_drawn_once_whatever_the_shape() -> None:
-    """A call that no plan serves draws none for having asked."""
+    """Checking the plans draws no numbers, even where no plan serves the call."""
 
     def fn(x):
         return x * torch.rand(())
@@ -322,7 +322,7 @@ def test_random_numbers_are_drawn_once_whatever_the_shape() -> None:
 
 
 def test_a_first_call_on_tensors_without_data() -> None:
-    """Where ops refuse real tensors, the states of generators are compared all the same."""
+    """Ops may refuse real tensors there; the generators' states are compared all the same."""
     fused = fuse(lambda x: torch.sigmoid(x) * x)
     with FakeTensorMode():
         assert fused(torch.empty(3, 4)).shape == (3, 4)
@@ -330,7 +330,7 @@ def test_a_first_call_on_tensors_without_data() -> None:
 
 
 def test_a_custom_op_is_called_once_a_call() -> None:
-    """It may count, or print."""
+    """The op may count its calls, or print."""
     calls = []
 
     @torch.library.custom_op("opgraph_tests::counting", mutates_args=())
@@ -636,7 +636,7 @@ def test_an_argument_that_is_a_parameter_too_is_another_tensor_in_the_next_call(
 
 
 class Numbers:
-    """An object that gives a number by an operator, by no name."""
+    """An object that returns a number by an operator, without an attribute name."""
 
     def __init__(self) -> None:
         self.number = 2.0
@@ -734,7 +734,7 @@ def test_a_tensor_made_inside_follows_the_default_dtype() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-SIZES = (2, 3, 3, 2, 4, 4, 3, 2)  # a plan of one size; one that is learned; both used again
+SIZES = (2, 3, 3, 2, 4, 4, 3, 2)  # a plan of one size; one for learned sizes; both used again
 TABLE = torch.linspace(-1, 1, 8)
 ASKING = {
     "a tensor times a size": lambda x: x + WEIGHT * x.shape[0],
