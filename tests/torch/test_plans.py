@@ -961,7 +961,7 @@ CHANGING = [
 
 @pytest.mark.parametrize("calls", CHANGING, ids=lambda f: f.__name__)
 def test_no_plan_is_used_for(calls) -> None:
-    # One after the other: a mode that one of two generators has entered would be the other's.
+    # Sequentially: a mode that one of two generators has entered would also apply to the other.
     found = [list(calls(wrap)) for wrap in (fuse, lambda f: f)]
     for got, want in zip(*found, strict=True):
         torch.testing.assert_close(got, want, check_stride=True)

@@ -1,4 +1,4 @@
-"""Convolutions of one element as matrix products: which are, and that values, gradients and strides are eager's."""
+"""1x1 convolutions as matrix products: which ones are, and that values, gradients and strides are eager's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def targets(program: object) -> list[object]:
 
 
 def results(model: nn.Module, x: torch.Tensor, direction: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a model makes of images, and the gradients, by name."""
+    """The result of a model on images, and the gradients, by name."""
     x = x.clone().requires_grad_()
     y = model(x)
     y.backward(direction.to(y.dtype))
@@ -71,13 +71,13 @@ def results(model: nn.Module, x: torch.Tensor, direction: torch.Tensor) -> dict[
     return {"result": y.detach(), "images": x.grad, **gradients}
 
 
-#: Without the gradient by one channel of images that lie channels last: oneDNN's own sums have larger roundings there.
+#: All but "one channel" with channels-last images, where oneDNN's own sums have larger rounding errors.
 CASES = [(n, i) for n in MODELS for i in ("contiguous", "channels last") if (n, i) != ("one channel", "channels last")]
 
 
 @pytest.mark.parametrize(("name", "images"), CASES)
 def test_training_is_that_of_eager_torch(name: str, images: str) -> None:
-    """The errors of six steps together: those of a single step, in a sum of four elements, differ by luck."""
+    """Compares the errors of six steps together: those of one step, in a sum of four elements, differ by chance."""
     torch.manual_seed(0)
     model = MODELS[name]()
     fused = ogt.fuse(copy.deepcopy(model))
@@ -109,7 +109,7 @@ def test_which_calls_are_products() -> None:
     (one,) = captured
     forward, backward = targets(one.forward), targets(one.backward)
     assert [forward.count(t) for t in (aten.convolution.default, aten.mm.default, aten.addmm.default)] == [2, 4, 4]
-    # Two gradients each, but for that of the images.
+    # Two gradients each, except for the convolution that reads the images.
     assert [backward.count(t) for t in (aten.convolution_backward.default, aten.mm.default)] == [2, 15]
 
 

@@ -1,4 +1,4 @@
-"""Prepared calls: taken for the signature that they were made for, and for no other, whatever torch is doing."""
+"""Prepared calls: used only for the signature that they were made for, in any mode of torch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_nested_tensor_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
 def test_states_of_torch_are_told_apart() -> None:
     late = fuse(formula)
-    with torch.no_grad():  # first seen where nothing is recorded
+    with torch.no_grad():  # the first calls record no gradients
         for _ in range(3):
             late(X.clone().requires_grad_(), torch.tensor(0.7, requires_grad=True))
     assert same(both(late, X), both(formula, X))
@@ -181,7 +181,7 @@ def test_several_results_of_which_some_get_no_gradient() -> None:
 
 
 def python_functions(call) -> list[str]:
-    """The Python functions that a call enters, without its own."""
+    """The Python functions that a call enters, without the function itself."""
     found: list[str] = []
     sys.setprofile(lambda frame, event, _: found.append(frame.f_code.co_name) if event == "call" else None)
     try:
@@ -200,7 +200,7 @@ def test_a_call_enters_few_python_functions() -> None:
     assert python_functions(lambda: f(X)) == ["__call__", "plan", "prepared"]
     assert python_functions(lambda: f(x)) == ["__call__", "plan", "forward"]
     y = f(x)
-    # What torch.autograd.grad does by itself is not counted: it is the same for torch's own functions.
+    # Functions of torch.autograd.grad itself are not counted: they are the same for torch's own functions.
     of_torch = python_functions(lambda: torch.autograd.grad(torch.nn.functional.silu(x), x, d_y))
     of_torch.remove("silu")
     found = python_functions(lambda: torch.autograd.grad(y, x, d_y))

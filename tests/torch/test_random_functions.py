@@ -1,4 +1,4 @@
-"""Random functions on tensors of several shapes: a few that nobody chose, and planted faults that they find."""
+"""Random functions on tensors of several shapes: a few fixed seeds, and planted faults that they find."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random_functions import problems
 
 from opgraph.torch.tracing.session import Session
 
-#: What is traced counts here; kernels have tests of their own.
+#: These tests are about tracing; kernels have their own tests.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
@@ -17,7 +17,7 @@ def test_random_functions_do_what_they_do_unfused() -> None:
 
 
 def test_a_random_function_as_a_module_does_what_it_does_unfused() -> None:
-    """Backward of a graph whose inputs get no gradient, in a call in which no result shows its node."""
+    """The graph's inputs get no gradient in this backward, in a call whose results do not show their node."""
     torch._dynamo.reset()
     assert problems([53], "module") == []
 
@@ -31,6 +31,6 @@ def test_many_random_functions_do_what_they_do_unfused(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["keep_values", "check_kept_shape"])
 def test_a_planted_fault_is_found(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Values of tensors that are written later are read late; a plan grows what is written in place."""
+    """The faults: values of tensors are read late, after a write; a plan enlarges a tensor that is written in place."""
     monkeypatch.setattr(Session, name, lambda self, *given: None)
     assert problems(range(300))

@@ -1,4 +1,4 @@
-"""Random networks: a few that nobody chose, and a planted fault that they find."""
+"""Random networks: a few fixed seeds, and a planted fault that they find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from random_networks import Text, drawn, problems, recaptures, shrunk  # noqa: E
 
 from opgraph.torch.graph import backend, min_cut  # noqa: E402
 
-#: What is captured and planned counts here; `python tests/accuracy/random_networks.py` compiles kernels.
+#: These tests are about capture and planning; `python tests/accuracy/random_networks.py` compiles kernels.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
@@ -48,7 +48,7 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
 
 
 def test_a_size_that_is_asked_for_is_found(monkeypatch) -> None:
-    """It is a number from then on, and each batch size is captured anew."""
+    """The size is a number from then on, and each batch size is captured again."""
     lines = ["v0 = torch.tanh(x) * self.weight", "v1 = y.abs()", "v2 = v0.cumsum(-1)"]
     text = Text(image=False, lines=lines, outputs=["v2", "v1"], cases=CASES[:1])
     assert list(recaptures(text, 0)) == []
@@ -76,8 +76,8 @@ def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rounding_errors_hide_no_fault(monkeypatch, dtype) -> None:
-    """A gradient that is 1.5 times as large as it should be is found in any dtype."""
-    lines = ["v0 = torch.tanh(x) * self.weight", "v1 = v0.cumsum(-1)"]  # no single activation
+    """A gradient that is 1.5 times the right one is found in any dtype."""
+    lines = ["v0 = torch.tanh(x) * self.weight", "v1 = v0.cumsum(-1)"]  # more than a single activation
     text = Text(image=False, lines=lines, outputs=["v1"], cases=CASES[:1], dtype=dtype)
     assert list(problems(text, 0)) == []
     plain = network_calls.torch.autograd.backward

@@ -1,4 +1,4 @@
-"""Random programs that change between calls: a few that nobody chose, and a planted fault that they find."""
+"""Random programs that change between calls: a few fixed seeds, and a planted fault that they find."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from random_programs import problem  # noqa: E402
 
 from opgraph.torch.tracing.guard_discovery import _Walk  # noqa: E402
 
-#: What is traced and compared counts here; `random_programs.py --compiled` compiles kernels.
+#: These tests are about tracing and guards; `random_programs.py --compiled` compiles kernels.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("interpreted_kernels")]
 
 
@@ -35,7 +35,7 @@ def test_many_random_programs_do_what_they_do_unfused(first, way) -> None:
 
 @pytest.mark.slow
 def test_a_planted_fault_is_found(monkeypatch) -> None:
-    """A plan that does not compare lists and dicts is stale where one changes."""
+    """A plan that does not compare lists and dicts is stale after one changes."""
     monkeypatch.setattr(_Walk, "_container", lambda self, value, place: None)
     found = [found for seed in range(60) if (found := problem(seed, "function"))]
     assert found and all("the result" in text for text in found)

@@ -1,4 +1,4 @@
-"""What eager torch refuses for its dtypes, numbers or sizes raises its error fused, too; what it takes is computed."""
+"""Dtypes, numbers and sizes that eager torch refuses raise its error when fused, too; others are computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class Behind(nn.Module):
-    """A layer, and a function of its values and of which of them are positive."""
+    """A layer, and a function of its values and of the mask of the positive ones."""
 
     def __init__(self, function: Callable[..., torch.Tensor]) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class Behind(nn.Module):
         self.function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 3) -> what the function makes of (N, 3), times that."""
+        """(N, 3) -> the layer's values h times the function of h and its mask."""
         h = self.linear(x)
         return self.function(h, h > 0) * h
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
-    """Weights of another dtype."""
+    """Weights of another dtype, float64."""
     return x.detach().double()[0]
 
 
@@ -141,7 +141,7 @@ def doubled_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_a_function_does_not_grow_in_place_on_a_later_call(function: Callable[..., torch.Tensor]) -> None:
-    """A plan of the first call's shapes would serve all."""
+    """A plan for the first call's shapes would serve all calls."""
     whole, row = torch.randn(2, 3), torch.randn(3)
     fused = ogt.fuse(function)
     torch.testing.assert_close(fused(whole, row), function(whole, row))

@@ -1,4 +1,4 @@
-"""Programs write over memory of their own, and compute again what they would hold over their peak: the same bits."""
+"""Programs reuse their own memory, and recompute values that would exceed their peak: the bits are the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 2**20
 
 
 class Blocks(nn.Module):
-    """Residual blocks of a product and random pointwise ops; a value in between is a result, and so is a view of it."""
+    """Residual blocks of a product and random pointwise ops; an intermediate value and a view of it are results."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Blocks(nn.Module):
 
 
 def run(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor], Captured]:
-    """Results, two backward passes' gradients and all that was kept after them; what was kept must be as it was."""
+    """The results, the gradients, and the graph; checks that two backward passes agree and change no kept tensor."""
     model, x = ogt.fuse(Blocks(seed)), torch.randn(6, 8, requires_grad=True)
     held: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -65,7 +65,7 @@ def run(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor], Captured]:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 8))])
 def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "_GATHERED", 0)  # as programs of large values are made
+    monkeypatch.setattr(program, "_GATHERED", 0)  # the setting of programs of large values
     monkeypatch.setattr(peak_recomputation, "SMALLEST", 1)
     torch.manual_seed(seed)
     results, gradients, made = run(seed)
@@ -79,13 +79,13 @@ def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, mon
     torch._dynamo.reset()
     monkeypatch.setattr(peak_recomputation, "recompute_over_peak", lambda *_: False)
     torch.manual_seed(seed)
-    plain = run(seed)  # other kernels add up in another order
+    plain = run(seed)  # other kernels add in another order
     for own, other in zip([*results, *gradients], [*plain[0], *plain[1]], strict=True):
         torch.testing.assert_close(own, other)
 
 
 def test_collectives_keep_the_memory_that_they_read() -> None:
-    """What an op outside of PyTorch's own reads may still be read when it has returned."""
+    """An op that is not PyTorch's own may still read its inputs after it has returned."""
     from torch.fx import Graph
 
     from opgraph.torch.graph.memory_reuse import own_values
@@ -122,7 +122,7 @@ def test_the_peak_of_a_resnet(activation: type[nn.Module], mib: int) -> None:
 
 
 def test_results_lie_in_memory_that_was_read_in_other_axes() -> None:
-    """A product of tokens is a matrix, and the activation of it has the axes of the tokens."""
+    """A product of tokens is a matrix, and its activation has the axes of the tokens."""
     model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).eval()
     fused, x = ogt.fuse(copy.deepcopy(model)), torch.randn(4, 5, 8)
     found: list[Captured] = []

@@ -45,7 +45,7 @@ def table(dtype=torch.float32, width=WIDTH):
 
 
 def results(function, given, learned):
-    """What a function returns, and its gradients."""
+    """The results of a function, and its gradients."""
     given = [x.detach().requires_grad_(i in learned) for i, x in enumerate(given)]
     made = function(*given)
     made = made if isinstance(made, tuple) else (made,)
@@ -55,7 +55,7 @@ def results(function, given, learned):
 
 
 def compared(function, *given, learned=None, rounding="store", exactly=False):
-    """Kernels and library calls, forward and backward, of a function whose results are those of eager torch."""
+    """Kernels and library calls, forward and backward, of a function; checks that its results are eager torch's."""
     captured = []
     learned = range(len(given)) if learned is None else learned
     compiled = torch.compile(function, backend=backend, fullgraph=True, options={"rounding": rounding})
@@ -110,7 +110,7 @@ def test_a_model_has_no_join_left():
     for program in (captured[0].forward, captured[0].backward):
         called = {str(n.target) for n in program.library_calls}
         assert not any(name in call for call in called for name in ("cat", "slice", "pad", "full")), called
-        # For each layer one kernel for q and one for k, which has fewer heads here.
+        # Each layer has one kernel for q and one for k, which has fewer heads here.
         joins = [x for x in program.launches if "GenIndex" in str(x.kernel.lowered.loop)]
         assert len(joins) == 2 * config.num_hidden_layers
 
@@ -126,7 +126,7 @@ def test_a_model_has_no_join_left():
         lambda x, c: rotated(x) * (rotated(x) * c).mean(-1, keepdim=True),  # rows over the joined axis
         lambda x, c: rotated(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * c) * c,
         lambda x, c: (rotated(x) * c).sum(-1) + 1,  # a reduction without its axes
-        lambda x, c: rotated(torch.tanh(x) * c) * c + torch.tanh(x),  # slices of a value that is read whole too
+        lambda x, c: rotated(torch.tanh(x) * c) * c + torch.tanh(x),  # slices of a value that is also read whole
     ],
 )
 def test_joins_and_slices_of_all_kinds_run_in_kernels(function):
@@ -138,7 +138,7 @@ def test_joins_and_slices_of_all_kinds_run_in_kernels(function):
     "function",
     [
         lambda x, c: torch.cat((x[..., :4] * 2, x[..., 4:]), -1) * c,  # parts of two sizes
-        lambda x, c: torch.cat([x * i + c for i in range(1, 7)], -1).sin(),  # more parts than a kernel computes again
+        lambda x, c: torch.cat([x * i + c for i in range(1, 7)], -1).sin(),  # more parts than a kernel recomputes
         lambda x, c: torch.cat((x[..., :1] * 2, x[..., 1:2]), -1) * c[..., :2],  # blocks of one element
         lambda x, c: torch.cat((x * c, x), 1) * c + rotated(torch.cat((x, x + 1), 1)) * c,  # along two axes
         lambda x, c: (torch.exp(x) * c).select(-2, 3) * 2 + (torch.exp(x) * c).select(-2, 0),

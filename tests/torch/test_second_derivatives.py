@@ -1,6 +1,6 @@
 """Second derivatives of fused models: gradient penalties, derivatives by inputs in a loss, differentiated steps.
 
-Each is what eager gives. Where a captured graph cannot run again, an error says so.
+Each equals eager's. Where a captured graph cannot run again, an error is raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def penalty(model, x):
 
 
 def heat(model, x):
-    """The residual of a partial differential equation: third derivatives reach the parameters."""
+    """The residual of a partial differential equation; the parameters' gradients need third derivatives."""
     (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first[:, 0].sum(), x, create_graph=True)
     return (first[:, 1] - second[:, 0]).square().mean()
@@ -63,14 +63,14 @@ def gradients(model, loss, x):
 def test_losses_of_gradients(loss, wrap):
     plain = network().double()
     fused = wrap(copy.deepcopy(plain))
-    for rows in (4, 5, 7, 9):  # symbols from the second size on
+    for rows in (4, 5, 7, 9):  # sizes are symbols from the second one on
         x = torch.randn(rows, 3, dtype=torch.float64)
         for ours, theirs in zip(gradients(fused, loss, x), gradients(plain, loss, x), strict=True):
             torch.testing.assert_close(ours, theirs)
 
 
 class Inside(nn.Module):
-    """Asks for a gradient in its own forward, which ends the graph; a tensor crosses the break."""
+    """Computes a gradient in its own forward, which ends the graph; a tensor crosses the break."""
 
     def __init__(self):
         super().__init__()
@@ -96,7 +96,7 @@ def test_a_gradient_inside_of_a_forward():
 
 
 class Shared(nn.Module):
-    """Two results, one computed from the other; one input, which a parameter meets twice."""
+    """Two results, one computed from the other, and both from one parameter."""
 
     def __init__(self):
         super().__init__()
@@ -171,7 +171,7 @@ def normed(model):
 
 
 class Applied(nn.Module):
-    """A function of what a model gives."""
+    """A function of a model's result."""
 
     def __init__(self, function, model):
         super().__init__()
@@ -215,7 +215,7 @@ DRAWING = {
 
 @pytest.mark.parametrize("of", DRAWING.values(), ids=DRAWING)
 def test_gradients_that_could_be_differentiated_are_by_the_numbers_that_forward_drew(of):
-    """With `create_graph=True` a graph may run again in backward, where it would draw others."""
+    """With `create_graph=True` a graph may run again in backward, where it would draw other numbers."""
     plain = of(network())
     fused, x = ogt.fuse(copy.deepcopy(plain)), torch.randn(8, 3)
     found = []
@@ -228,7 +228,7 @@ def test_gradients_that_could_be_differentiated_are_by_the_numbers_that_forward_
     torch.testing.assert_close(*found)
 
 
-#: Dynamo leaves these layers to torch.
+#: Layers that Dynamo leaves to torch.
 RECURRENT = {"gru", "lstm", "miopen_rnn", "rnn_relu", "rnn_tanh"}
 
 
@@ -274,7 +274,7 @@ def test_a_graph_that_would_compute_something_else_says_so(of):
 
 
 class Square(torch.autograd.Function):
-    """A function whose backward reads what it saved."""
+    """A function whose backward reads its saved tensors."""
 
     @staticmethod
     def forward(ctx, x):
@@ -300,7 +300,7 @@ class Straight(torch.autograd.Function):
 
 
 class Between(nn.Module):
-    """A custom autograd function between linear layers; `whole` runs both, in a checkpoint or as they are."""
+    """A custom autograd function after a network; `whole` runs both, in a checkpoint or directly."""
 
     def __init__(self, function, whole):
         super().__init__()
@@ -321,7 +321,7 @@ def in_a_checkpoint(f, x):
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 @pytest.mark.parametrize("whole", [as_they_are, in_a_checkpoint], ids=lambda f: f.__name__)
 def test_a_custom_function_whose_backward_computes_says_so(whole):
-    """Dynamo's graph does not show what of it is under `no_grad`."""
+    """Dynamo's graph does not show which part of it is under `no_grad`."""
     model, x = Between(lambda x: Square.apply(x), whole), torch.randn(4, 3, requires_grad=True)
     want = torch.autograd.grad(model(x).sum(), x)[0]
     (slope,) = torch.autograd.grad(ogt.fuse(model)(x).sum(), x, create_graph=True)
@@ -340,7 +340,7 @@ def test_a_custom_function_whose_backward_computes_nothing_is_differentiated():
 
 @pytest.mark.parametrize("is_attribute", [False, True], ids=["an argument", "an attribute"])
 def test_numbers_that_change_leave_gradients_differentiable(is_attribute):
-    """Dynamo gives a float that changes as a tensor, which nobody holds after the call."""
+    """Dynamo passes a float that changes as a tensor, which is freed after the call."""
 
     class Scaled(nn.Module):
         def __init__(self):
@@ -388,10 +388,10 @@ def test_a_graph_that_draws_says_so_where_what_it_keeps_is_cut_off_from_its_inpu
 
 
 def test_a_gradient_that_is_the_same_for_all_inputs_may_be_differentiated():
-    """Of dropout alone, say: nothing that it keeps follows from its inputs."""
+    """Example: dropout alone keeps no tensor that depends on its inputs."""
     x = torch.rand(2, 4, 8, requires_grad=True)
     y = torch.compile(lambda x: x * 2 + F.dropout(x, 0.5), backend="opgraph", fullgraph=True)(x)
     (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-    assert slope.requires_grad or torch.__version__ < (2, 13)  # of 2.11 as in eager torch
+    assert slope.requires_grad or torch.__version__ < (2, 13)  # in 2.11 as in eager torch
     if slope.requires_grad:
         assert torch.autograd.grad(slope.sum(), x, allow_unused=True) == (None,)

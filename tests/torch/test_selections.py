@@ -1,4 +1,4 @@
-"""Comparisons of values with elements of their own, in fused models: some element equals the largest."""
+"""Comparisons of values with elements selected from them, in fused models: some element equals the largest."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from opgraph.torch.graph.min_cut import Memory
 
 
 class Largest(nn.Module):
-    """An RMSNorm as people write it, and what is done with its largest elements.
+    """A hand-written RMSNorm, and a use of its largest elements.
 
     Args:
-        how: what is done.
-        axis: along which they are the largest.
+        how: the use.
+        axis: the axis along which they are the largest.
     """
 
     def __init__(self, how: str, axis: int) -> None:
@@ -57,7 +57,7 @@ def test_some_element_is_the_largest(how: str, axis: int, memory: Memory) -> Non
 def test_a_byte_of_each_element_is_kept_for_it() -> None:
     x = torch.randn(32, 48, requires_grad=True)
     kept = ogt.saved_tensors(ogt.fuse(Largest("added", -1)), x).to_dict()["totals"]["kept"]
-    assert kept == x.numel() * (4 + 1) + 4 * len(x)  # the input, a mask, a number of each row
+    assert kept == x.numel() * (4 + 1) + 4 * len(x)  # the input, a mask, one number for each row
 
 
 def _largest(v: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def _column_largest(v: torch.Tensor) -> torch.Tensor:
     return v.amax(0, keepdim=True)
 
 
-#: Comparisons with selected elements, in which the value, the selection or both went through other ops first.
+#: Comparisons with selected elements, where the value, the selection or both go through other ops first.
 _WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "difference": lambda v, x: torch.where(v - _largest(v) == 0, x.sin(), v),
     "difference of columns": lambda v, x: torch.where(v - _column_largest(v) == 0, x.sin(), v),
@@ -106,7 +106,7 @@ _WAYS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 class Compared(nn.Module):
-    """An RMSNorm as people write it, and a comparison of it."""
+    """A hand-written RMSNorm, and a comparison of it."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ def test_a_value_and_what_is_selected_from_it_are_of_one_computation(how: str) -
 
 
 class Maxout(nn.Module):
-    """The larger one of two halves."""
+    """The elementwise maximum of two halves."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, second = functional.gelu(x).chunk(2, -1)
@@ -149,7 +149,7 @@ def test_a_comparison_of_two_parts_of_a_value_keeps_the_input_alone() -> None:
 
 
 class SpelledTwice(nn.Module):
-    """A comparison of squares with the largest one in their column, in which they are written twice."""
+    """A comparison of squares with the largest one in their column; the squares are written twice."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         v = x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-5)

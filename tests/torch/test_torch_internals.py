@@ -1,4 +1,4 @@
-"""What stands in for private parts of torch gives the same results as they do."""
+"""The stand-ins for private parts of torch give the same results as these parts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-#: Runs where nothing that has a stand-in is found: `getattr` with a default gives the default while the two modules are
-#: loaded. Where torch does not tell the level of forward-mode differentiation, models run as they were written.
+#: Hides every part of torch that has a stand-in: `getattr` with a default returns the default while the two modules are
+#: loaded. Where torch does not report the level of forward-mode differentiation, models run as they were written.
 CODE = """
 import sys
 from importlib.machinery import PathFinder

@@ -1,4 +1,4 @@
-"""specs/torch.md: its example runs, its figures name what exists."""
+"""specs/torch.md: its example runs, and the names and files in it exist."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert " kernels\n" in done.stdout
-    if torch.__version__ < "2.13":  # whose Dynamo ends a graph where a module holds a fused function
+    if torch.__version__ < "2.13":  # its Dynamo ends a graph where a module holds a fused function
         assert "graph breaks\n" in done.stdout
     else:
         assert "a library op" in done.stdout

@@ -1,4 +1,4 @@
-"""Tracing: graphs, captured tensors, views, in-place arithmetic, results, several ways through, errors."""
+"""Tracing: graphs, captured tensors, views, in-place arithmetic, results, several paths through a function, errors."""
 
 from __future__ import annotations
 
@@ -413,7 +413,7 @@ def test_what_cannot_be_fused_is_refused_naming_the_line(body, error, what: str)
 
 @pytest.mark.parametrize("name", ["__radd__", "__add__", "__rand__", "__lt__"])
 def test_operators_called_by_name_are_refused_as_operators_are(name: str) -> None:
-    """Torch's operators make NotImplemented of a TypeError."""
+    """Torch's operators return NotImplemented where a TypeError is raised."""
     with pytest.raises(Unimplemented, match="of int16 cannot be fused"):
         trace(lambda x: getattr(torch.Tensor, name)(x, 3), torch.ones(3, dtype=torch.int16))
 

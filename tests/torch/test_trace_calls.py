@@ -1,4 +1,4 @@
-"""Every torch function that the records and compositions name gives, traced, what eager torch gives."""
+"""Every torch function of the records and compositions, traced: the results are eager torch's."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def name_of(func) -> str:
 
 
 def sample(func, found: Found, dtype) -> list:
-    """Arguments for a call: tensors that broadcast, over both signs; optional numbers at their defaults."""
+    """Arguments for a call: tensors that broadcast, of both signs; optional numbers at their defaults."""
     generator = torch.Generator().manual_seed(7)
     args: list = []
     for name, default in found.parameters:
@@ -85,18 +85,18 @@ def test_a_traced_call_is_the_eager_call(func, found: Found, dtype: str) -> None
     got = traced(call, *args)
     assert (got.dtype, got.shape) == (eager.dtype, eager.shape)
     eps = torch.finfo(kind).eps
-    # In float64 there is no truth but torch's own; sums that cancel lose as many bits as they have terms.
+    # In float64 the only truth is torch's own result; sums that cancel lose as many bits as they have terms.
     slack = 2 * relative_error(eager, truth) + (64 if dtype == "float64" else 16) * eps
     assert relative_error(got, truth) <= slack * (1e7 if "polygamma" in found.call.signature else 1)
 
 
-#: Zeros, ends of pieces and of domains.
+#: Zeros, and ends of pieces and of domains.
 POINTS = torch.tensor([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 6.0, 20.0], dtype=torch.float64)
 FUNCTIONS = {found.call.signature: (func, found) for func, found in CALLS if not found.inplace}
 
 
 def at_every_point(found: Found) -> list:
-    """Arguments for a call: tensors that meet in every pair of points; a third is larger than the second."""
+    """Arguments for a call: tensors that contain every pair of points; a third one is larger than the second."""
     grid = torch.meshgrid(POINTS, POINTS, indexing="ij")
     tensors = iter([t.flatten() for t in (*grid, grid[1] + 1)])
     args: list = []
@@ -147,7 +147,7 @@ def test_gradients_at_kinks_and_ties_are_torchs(signature: str) -> None:
         assert torch.allclose(got[clear], expected[clear], rtol=1e-6, atol=1e-9)
 
 
-#: Clamps, what x is worth at a bound up to torch 2.13 and since 2.14 (both were run), and where else the gradient is 1.
+#: Clamps, the gradient of x at a bound up to torch 2.13 and since 2.14 (both were run), and where else it is 1.
 CLAMPS = {
     "below": (lambda x, m: x.clamp(min=1.0), (1, 0), lambda x, m: x > 1),
     "above": (lambda x, m: torch.clamp_max(x, 1.0), (1, 0), lambda x, m: x < 1),
@@ -189,7 +189,7 @@ BOUNDED = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BOUNDED)
 def test_a_gradient_at_nan_is_torchs_where_something_is_bounded(name: str, dtype) -> None:
-    """1 for relu6 and hardtanh, 0 for clamp by numbers, since 2.14 1 by tensors."""
+    """It is 1 for relu6 and hardtanh, 0 for clamp by numbers, and 1 by tensors since 2.14."""
     x = torch.tensor([math.nan, 0.5], dtype=dtype, requires_grad=True)
     m = torch.zeros(2, dtype=dtype)
     functions = BOUNDED[name], fuse(BOUNDED[name])
@@ -221,7 +221,7 @@ def test_promotion_is_torchs(first, form: str) -> None:
     for other, function in itertools.product(others, functions):
         eager = function(x, other)
         if torch.int16 in (eager.dtype, torch.result_type(x, other)):
-            continue  # what s8 and u8 meet in; opgraph has no such dtype
+            continue  # the common type of s8 and u8; opgraph has no such dtype
         got = traced(function, x, other)
         assert got.dtype == eager.dtype, (x.dtype, other)
         assert torch.equal(torch.nan_to_num(got.double()), torch.nan_to_num(eager.double())), (x.dtype, other)
@@ -401,7 +401,7 @@ def test_a_sigmoids_logarithm_of_large_numbers_without_a_compiler(monkeypatch: p
     torch.testing.assert_close(got, torch.nn.functional.logsigmoid(x))
 
 
-#: Sizes of operands and their axes, the outermost in memory first: in several orders; broadcast; all in one order.
+#: Sizes and axes of operands, the outermost axis in memory first: in several orders; broadcast; all in one order.
 PLACED = (
     (((3, 4, 5), (1, 2, 0)), ((3, 4, 5), (0, 1, 2)), ((3, 4, 5), (2, 0, 1))),
     (((1, 1, 5), (0, 1, 2)), ((3, 4, 1), (2, 1, 0)), ((3, 1, 5), (2, 1, 0))),
@@ -411,7 +411,7 @@ PLACED = (
 
 
 def placed(tensor: torch.Tensor, sizes: tuple[int, ...], axes: tuple[int, ...]) -> torch.Tensor:
-    """One of the dtype of a tensor, with elements that every call takes."""
+    """A tensor of another's dtype with the given sizes and axis order, whose elements every call takes."""
     dense = torch.ones([sizes[axis] for axis in axes]).to(tensor.dtype)
     return dense.permute([axes.index(axis) for axis in range(len(axes))])
 
@@ -425,7 +425,7 @@ def test_results_lie_in_memory_as_torch_lays_them(signature: str) -> None:
         try:
             eager = func(*args)
         except (RuntimeError, TypeError, AttributeError):
-            continue  # torch has no such call of this dtype
+            continue  # torch has no such call for this dtype
         run = Tracer(func)(tuple(args), {})
         if run.traced is None:
             continue  # a view
@@ -450,7 +450,7 @@ def test_results_and_what_is_kept_lie_as_torch_lays_the_results() -> None:
 
 @pytest.mark.parametrize("func", [torch.remainder, torch.fmod, torch.floor_divide])
 def test_a_quotient_of_computed_integers_lies_as_torch_lays_it(func, monkeypatch: pytest.MonkeyPatch) -> None:
-    """New memory may hold zeros, by which torch divides no integers."""
+    """New memory may hold zeros, and torch raises for an integer division by zero."""
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     x, y = (placed(torch.empty(0).long(), *place) for place in (((5, 10, 5), (1, 2, 0)), ((10, 5), (1, 0))))
     run = Tracer(lambda x, y: -func(x * 2, -y))((x, y), {})
@@ -460,13 +460,13 @@ def test_a_quotient_of_computed_integers_lies_as_torch_lays_it(func, monkeypatch
 
 
 def numbers_of_16_bits(dtype: torch.dtype) -> torch.Tensor:
-    """All that are positive and finite."""
+    """All positive finite numbers of a 16-bit dtype."""
     values = torch.arange(2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     return values[(values > 0) & values.isfinite()]
 
 
 def ulps_off(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> float:
-    """The largest distance, of normal numbers, in ulp of a dtype."""
+    """The largest distance, among normal numbers, in ulp of a dtype."""
     info = torch.finfo(dtype)
     spacing = torch.ldexp(torch.full_like(truth, info.eps), torch.frexp(truth.abs())[1] - 1)
     normal = (truth.abs() < info.max) & (truth.abs() >= info.tiny)
@@ -478,7 +478,7 @@ def ulps_off(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> fl
 def test_derivatives_of_powers_are_not_by_rounded_results(
     exponent: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch's, which are by what is raised."""
+    """torch's derivatives use the base too."""
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = numbers_of_16_bits(dtype)
     x = x[(x > 2.0**-8) & (x < 2.0**8)].requires_grad_()
@@ -497,7 +497,7 @@ def test_logit_rounds_neither_its_ends_nor_its_quotient(
 ) -> None:
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = torch.cat([-numbers_of_16_bits(dtype)[-9:], numbers_of_16_bits(dtype)])
-    ends = torch.tensor([eps, 1 - eps, 0.5], dtype=dtype)  # which round there; torch has a whole gradient at them
+    ends = torch.tensor([eps, 1 - eps, 0.5], dtype=dtype)  # x that rounds to an end; torch gives a whole gradient there
     x = torch.cat([x[~torch.isin(x, ends)], ends[1:2]]) if eps == 1e-6 else x[~torch.isin(x, ends)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -505,7 +505,7 @@ def test_logit_rounds_neither_its_ends_nor_its_quotient(
     assert ulps_off(found, torch.logit(x.double(), eps=eps), dtype) <= 0.51
 
 
-#: Calls with a number for which torch's kernels have rules of their own where it is not finite.
+#: Calls with a number that torch's kernels treat specially where it is not finite.
 WITH_NUMBERS = {
     "elu": torch.nn.functional.elu,
     "celu": torch.nn.functional.celu,
@@ -537,7 +537,7 @@ def test_in_captured_graphs_torch_computes_with_numbers_that_are_not_finite(name
     got, expected = (call(x)[0] for call in (torch.compile(function, backend="opgraph"), function))
     torch.testing.assert_close(got, expected, equal_nan=True)
     if name == "hardshrink" and math.isnan(number):
-        return  # torch's vectors and what is left beyond them differ
+        return  # torch's vector loops and their scalar remainders differ
     gradients = [torch.autograd.grad(y.sum(), x)[0] for y in (got, expected)]
     torch.testing.assert_close(*gradients, equal_nan=True)
 

@@ -1,6 +1,6 @@
-"""A CNN and a Llama-like model train to the same losses fused as in eager torch: as near to a run in float64 as that.
+"""A CNN and a Llama-like model reach the same losses fused as in eager torch: equally near to a run in float64.
 
-The whole curves, and how far they are apart at which step: tests/benchmarks/curves.py.
+tests/benchmarks/curves.py prints the whole curves, and their distance at each step.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from digits_training import BATCH, CASES, EAGER, EXACT, FUSED, Curve, descent, d
 import opgraph.torch as ogt
 
 STEPS = 6
-#: A loss is an f32 number: so far from the truth is every one that is rounded to it.
+#: The error of an f32 loss by rounding alone.
 RESOLUTION = 2.0**-24
 
 
 @pytest.fixture(scope="module", params=CASES)
 def curves(request: pytest.FixtureRequest) -> dict[str, Curve]:
-    """One run in each way."""
+    """One run for each way."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are small, and other tests run beside this one
+    torch.set_num_threads(1)  # the models are small, and other tests run at the same time
     try:
         return {way: trained(CASES[request.param], way, STEPS, descent) for way in (EXACT, EAGER, FUSED)}
     finally:

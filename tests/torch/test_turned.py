@@ -40,7 +40,7 @@ FUNCTIONS = {
 def test_values_layout_and_gradients_are_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "opgraph.runtime.cpu_compiler.find_compiler", lambda: None
-    )  # loops run op by op: what is traced counts
+    )  # loops run op by op: this test is about tracing
     function = FUNCTIONS[name]
     fused = ogt.fuse(function)
     leaves = [t.clone().requires_grad_() for t in (A, B, C)]
@@ -56,7 +56,7 @@ def test_values_layout_and_gradients_are_eagers(name: str, monkeypatch: pytest.M
         assert (mine is None) == (eager is None)
         if eager is not None:
             torch.testing.assert_close(mine, eager)
-    later = [-t for t in (A, B, C)]  # by the plan of the first call
+    later = [-t for t in (A, B, C)]  # uses the plan of the first call
     torch.testing.assert_close(fused(*later), function(*later))
     assert not fused.why_rerun
 

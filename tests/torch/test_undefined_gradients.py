@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:there is no C")
 
 @pytest.fixture(autouse=True)
 def without_a_compiler(monkeypatch):
-    """What autograd sees counts here, no kernel."""
+    """These tests are about autograd, not about kernels."""
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
@@ -52,7 +52,7 @@ def views_of_one_value(self, x):
 
 
 def results_of_a_view_without_a_gradient(self, x):
-    """Under `no_grad` eager torch makes a view that requires a gradient and passes none on."""
+    """Under `no_grad` eager torch makes a view that requires a gradient but passes none on."""
     h = F.silu(self.a(x))
     with torch.no_grad():
         view = h.t()
@@ -60,7 +60,7 @@ def results_of_a_view_without_a_gradient(self, x):
 
 
 def a_write_into_what_dropout_gives_back(self, x):
-    """Dropout that drops nothing gives back its argument, which AOTAutograd copies."""
+    """Dropout that drops nothing returns its argument, which AOTAutograd copies."""
     h = self.a(x)
     p = h.softmax(-1)
     kept = F.dropout(F.dropout(h, 0.3, training=False)[:3], 0.3, training=False)
@@ -90,7 +90,7 @@ X = torch.linspace(-2, 2, 24).reshape(4, 6)
 
 
 def passes(forward, wrap, leaf):
-    """For every result: gradients of parameters, input and results, by a pass that starts there; and one over all."""
+    """For every result, the gradients of parameters, input and results, by a pass from it; then by one from all."""
     model = type("Model", (Parts,), {"forward": forward})()
     call, found = wrap(model), []
     for chosen in (*range(len(model(X.clone()))), slice(None)):
@@ -139,7 +139,7 @@ def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient() -> None:
 
 
 def test_gradients_are_undefined_behind_a_model_whose_input_no_result_depends_on() -> None:
-    """One fused model reads another's result, and a pass starts where that is not used."""
+    """One fused model reads another's result, and a pass starts from a result that does not use it."""
     first = ogt.fuse(nn.Sequential(nn.Linear(6, 6), nn.SiLU()))
     second = ogt.fuse(type("Model", (Parts,), {"forward": one_that_reads_no_data})())
     second(first(X))[1].backward()
@@ -163,7 +163,7 @@ def test_gradients_are_undefined_where_the_first_result_is_a_view_of_what_anothe
 
 
 def test_a_hook_is_never_called_without_a_gradient() -> None:
-    """Autograd calls the hook of a tensor with None where a node gives it no gradient."""
+    """Autograd calls a tensor's hook with None where a node gives it no gradient."""
     model, seen = ogt.fuse(type("Model", (Parts,), {"forward": two_heads})()), []
     model.c.weight.register_hook(seen.append)
     model.c.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad))
@@ -186,7 +186,7 @@ class ReadsViewWithoutHistory(nn.Module):
 
 
 def test_a_view_made_under_no_grad_has_no_history_in_the_next_part():
-    """The graph is cut after `w`; the view, given back by the first part, was made again with a gradient."""
+    """The graph is cut after `w`. The view, a result of the first part, used to be made again with a gradient."""
     x = torch.randn(3, 3, requires_grad=True)
     results = ogt.fuse(ReadsViewWithoutHistory())(x)
     torch.testing.assert_close(results, ReadsViewWithoutHistory()(x))
@@ -203,7 +203,7 @@ class ReturnsViews(nn.Module):
 
 
 def test_a_view_that_was_made_under_no_grad_passes_no_gradient_on():
-    """AOTAutograd makes it again, with a gradient."""
+    """AOTAutograd makes the view again, with a gradient."""
     found = []
     for model in (ReturnsViews(), ogt.fuse(ReturnsViews())):
         x = torch.linspace(-1, 1, 12).view(3, 4).clone().requires_grad_()

@@ -1,4 +1,4 @@
-"""Calls that write into tensors that are there: known by one answer, which plans and lazy runs both act on."""
+"""Calls that write to existing tensors: plans and lazy runs recognize them by the same function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.torch.tracing.calls import table  # noqa: E402
 from opgraph.torch.tracing.tensor_calls import Watch, told_to_write, writes  # noqa: E402
 
 FUNCTIONS = sorted({f for group in get_overridable_functions().values() for f in group}, key=str)
-#: torch's schemas say that these write: into memory of their own, a handle, or in a form that takes Python lists.
+#: Functions that write by torch's schemas, but only to new memory, to a handle, or in a form that takes Python lists.
 NO_DATA = {
     "record_stream",
     "retain_grad",
