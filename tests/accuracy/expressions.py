@@ -19,10 +19,9 @@ SIZE = 4096
 
 
 def is_continuous(record: OpDef) -> bool:
-    """Whether small changes of the arguments make small changes of the result, in the op's domain.
+    """True if small changes of the arguments cause small changes of the result, in the op's domain.
 
-    Where that is not so, the last bit of an argument decides between two results, and distances from the truth say
-    nothing.
+    Otherwise the last bit of an argument decides between two results, and distances from the truth are meaningless.
     """
     if record.kind not in _continuous:
         _continuous[record.kind] = _is_continuous(record)
@@ -50,7 +49,7 @@ def _is_continuous(record: OpDef) -> bool:
 
 @functools.cache
 def usable_ops() -> tuple[OpDef, ...]:
-    """Pointwise ops over floats, index, position and layout aside."""
+    """Pointwise ops over floats, without ops of index, position or layout."""
     return tuple(
         r
         for r in all_ops()
@@ -63,7 +62,7 @@ def usable_ops() -> tuple[OpDef, ...]:
 
 
 class Builder:
-    """A graph under construction, with every value's float64 truth beside it."""
+    """A graph under construction, with the float64 truth of every value."""
 
     def __init__(self, dtype: str, seed: int) -> None:
         self.graph = og.Graph()
@@ -87,7 +86,7 @@ class Builder:
         return made
 
     def within(self, tensor: LogicalTensor, low: float, high: float) -> LogicalTensor:
-        """The value, clamped where it leaves a range."""
+        """The value, clamped if it leaves a range."""
         truth = self.truth[tensor.id]
         if np.all((truth >= low) & (truth <= high)):
             return tensor
@@ -115,7 +114,7 @@ class Builder:
         self.values.append(made)
 
     def cast(self, draw: Any) -> None:
-        """Through another dtype and back: a float one anywhere, an integer one where the argument is exact."""
+        """Casts a value to another dtype and back: to a float dtype, or to an integer one if the argument is exact."""
         via = draw(st.sampled_from(["f16", "bf16", "f32", "s8"]))
         source = draw(st.sampled_from(self.leaves if via == "s8" else self.values))
         middle = self.add("TypeCast", self.within(source, -100.0, 100.0), dtype=via)
@@ -124,7 +123,7 @@ class Builder:
 
 @st.composite
 def expressions(draw: Any, dtype: str) -> Builder:
-    """A graph of 2 to 12 ops; the last value is its output, with every other value that nothing uses."""
+    """A graph of 2 to 12 ops. The last value is its output; so is every other unused value."""
     builder = Builder(dtype, draw(st.integers(0, 99)))
     for _ in range(draw(st.integers(2, 8))):
         builder.step(draw)
@@ -133,7 +132,7 @@ def expressions(draw: Any, dtype: str) -> Builder:
 
 
 def peers(graph: og.Graph, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    """NumPy, op by op, in the declared dtypes."""
+    """The result by NumPy, op by op, in the declared dtypes."""
     return np.asarray(og.evaluate(graph, feeds, dtype=None))
 
 

@@ -1,4 +1,4 @@
-"""What is measured: every form of every op in every float dtype, through the public API, against float64."""
+"""Measures every form of every op in every float dtype, through the public API, against float64."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from opgraph.ops import samples
 NARROW, WIDE = ("bf16", "f16"), ("f32", "f64")
 FLOATS = (*NARROW, *WIDE)
 
-#: What a result may be off, in ulp, by dtype. f16 and bf16 round an f32 once; f64 as far as nobody asks for more.
+#: The largest allowed error in ulp, by dtype. f16 and bf16 round an f32 once; f64 needs no tighter bound.
 BOUNDS = {"bf16": 0.51, "f16": 0.51, "f32": 3.0, "f64": 8.0}
-#: A gated unit is two ops: the bound of the activation, and half an ulp for the product.
+#: A gated unit is two ops: the bound of the activation, plus half an ulp for the product.
 GATED = {"bf16": 0.51, "f16": 0.51, "f32": 3.5}
-#: f64 points checked against mpmath for one form.
+#: The number of f64 points of one form that are checked against mpmath.
 REAL_POINTS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One form of an op in one dtype: which inputs are given, and attributes."""
+    """One form of an op in one dtype: the given inputs, and attributes."""
 
     record: OpDef
     dtype: str
@@ -38,7 +38,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """The op with what distinguishes the form."""
+        """The op, with the inputs and attributes that distinguish the form."""
         defaults = self.record.default_attrs()
         shown = {k: v for k, v in self.attrs.items() if k not in defaults or defaults[k] != v or self._required(k)}
         inputs = [p.name for p in self.ports if p.optional]
@@ -55,7 +55,7 @@ class Case:
 
     @property
     def is_derivative(self) -> bool:
-        """Whether it is f'(x) d, whose ulp is one of max(|f'|, |x f''|) |d|."""
+        """True if it is f'(x) d, whose ulp is one of max(|f'|, |x f''|) |d|."""
         return bool(real.moved_inputs(self.record.kind))
 
     def graph(self) -> og.Graph:
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The worst of one case."""
+    """The largest error of one case."""
 
     case: Case
     points: int
@@ -94,9 +94,9 @@ def _plain(value: Any) -> Any:
 
 
 def is_measured(record: OpDef) -> bool:
-    """Ops with a float result that is computed: casts, indices and copies are exact, and tested so.
+    """True for ops with a computed float result. Casts, indices and copies are exact, and are tested as exact.
 
-    So are ops that go by position, against a reference that rounds as often.
+    Ops that depend on positions are tested elsewhere, against a reference that rounds as often.
     """
     return (
         record.is_pointwise
@@ -114,7 +114,7 @@ def measured_ops() -> list[OpDef]:
 
 
 def cases(record: OpDef, dtype: str) -> Iterator[Case]:
-    """The forms of an op that compute differently: attributes that only say where operands lie are left out."""
+    """The forms of an op that compute differently; attributes that only affect the layout of operands are left out."""
     seen = set()
     for ports, attrs in samples.forms(record, dtype) if dtype in samples.dtypes_of(record) else ():
         text = record.cxx({p.name: p.name for p in ports}, attrs, repr)
@@ -129,7 +129,7 @@ def cases(record: OpDef, dtype: str) -> Iterator[Case]:
 def columns_of(case: Case) -> list[np.ndarray]:
     """The arguments at which a case is measured."""
     columns = _columns_of(case)
-    if case.attrs.get("use_dst"):  # f'(x) by f(x): for the x that other ops are given
+    if case.attrs.get("use_dst"):  # f'(x) computed from f(x): use the x values of other ops
         forward = opdef.get(case.record.kind.removesuffix("Backward"), where="accuracy")
         assert forward.reference is not None
         attrs = {name: value for name, value in case.attrs.items() if forward.attr(name)}
@@ -139,13 +139,13 @@ def columns_of(case: Case) -> list[np.ndarray]:
 
 def _columns_of(case: Case) -> list[np.ndarray]:
     dtype = dtypes.get(case.dtype).numpy
-    if case.is_derivative and case.dtype != "f64":  # all values, or the comb, with 1 and with anything to multiply by
+    if case.is_derivative and case.dtype != "f64":  # all values, or the comb, times 1 and times arbitrary d
         line = points.every_16_bit_value(dtype) if case.dtype in NARROW else points.f32_line(case.record, case.attrs)
         whole = samples.arrays(case.record, case.ports, case.dtype, [(len(line),)] * len(case.ports), seed=10)
         grid = points.grid(case.record, case.ports, case.dtype, points.RANDOM // 4)
         ones = [line, np.ones_like(line), *whole[2:]]
         columns = [np.concatenate(c) for c in zip(ones, [line, *whole[1:]], grid, strict=True)]
-        # Infinity times a derivative that f32 cannot tell from 0 is infinite or NaN.
+        # Infinity times a derivative that f32 cannot distinguish from 0 is infinite or NaN.
         at = _arriving(case)
         small = np.all([np.abs(c.astype(np.float64)) < 8 for i, c in enumerate(columns) if i != at], axis=0)
         kept = np.isfinite(columns[at]) | small
@@ -153,11 +153,11 @@ def _columns_of(case: Case) -> list[np.ndarray]:
     if len(case.ports) > 1:
         count = REAL_POINTS // 2 if case.dtype == "f64" else points.RANDOM
         columns = points.grid(case.record, case.ports, case.dtype, count)
-        if case.dtype == "f64":  # mpmath is slow: not all specials against all
+        if case.dtype == "f64":  # mpmath is slow: not every pair of specials
             keep = np.random.default_rng(4).permutation(len(columns[0]) - count)[: REAL_POINTS // 2]
             keep = np.concatenate([keep, np.arange(len(columns[0]) - count // 3 * 3, len(columns[0]))])
             columns = [c[keep] for c in columns]
-        if case.is_derivative:  # f64: of products of three factors near the ends of the range nobody asks the last bit
+        if case.is_derivative:  # f64: the last bit is not tested for products of three factors near the ends
             ordinary = [(c == 0) | ~np.isfinite(c) | ((abs(c) > 1e-100) & (abs(c) < 1e100)) for c in columns[1:]]
             columns = [c[np.all(ordinary, axis=0)] for c in columns]
         return columns
@@ -195,7 +195,7 @@ def factor_of(case: Case, columns: list[np.ndarray]) -> np.ndarray | None:
 
 
 def _arriving(case: Case) -> int:
-    """Of a derivative f'(x) d, the position of d."""
+    """The position of d in a derivative f'(x) d."""
     (at,) = set(range(len(case.ports))) - set(real.moved_inputs(case.record.kind))
     return at
 
@@ -203,7 +203,7 @@ def _arriving(case: Case) -> int:
 def condition(case: Case, columns: list[np.ndarray]) -> np.ndarray | float:
     """|x f''(x) d| of a derivative f'(x) d, over all inputs but d, by differences of the float64 reference; else 0.
 
-    x moves by 2^-22, two ulp of f32: on which side of a kink the rounding of a x + b falls does not count.
+    x moves by 2^-22, two ulp of f32, so that the rounding of a x + b to one side of a kink does not matter.
     """
     reference, wide = case.record.reference, [c.astype(np.float64) for c in columns]
     assert reference is not None
@@ -218,12 +218,12 @@ def condition(case: Case, columns: list[np.ndarray]) -> np.ndarray | float:
 
 
 def errors_in_f64(case: Case, columns: list[np.ndarray], got: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Errors of float64 results against mpmath; against the reference where mpmath has no answer."""
+    """Errors of float64 results against mpmath, or against the reference where mpmath has no answer."""
     finite = np.flatnonzero(np.all([np.isfinite(c.astype(np.float64)) for c in columns], axis=0))
     high, low, scale = real.truth(case.record.kind, [c[finite] for c in columns], case.attrs)
     known = scale >= 0
     finite, high, low, scale = finite[known], high[known], low[known], scale[known]
     found = errors(got, reference)
-    high = np.where(high == 0, np.copysign(high, reference[finite]), high)  # mpmath has one zero
+    high = np.where(high == 0, np.copysign(high, reference[finite]), high)  # mpmath has no signed zeros
     found[finite] = errors(got[finite], high, low, scale)
     return found

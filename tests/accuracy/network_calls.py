@@ -1,4 +1,4 @@
-"""What a call of a random network does, and how it differs from a call in eager torch (`random_networks.py`)."""
+"""The effects of one call of a random network, and its differences from eager torch's (`random_networks.py`)."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Case:
         batch: the size of axis 0.
         training, grads, inference: the modes that it is called in.
         twice: a second call before the backward passes; their gradients add up.
-        apart: a backward pass for each result.
+        apart: a separate backward pass for each result.
         again: two backward passes through the same graph.
         accumulates: gradients are added to those of earlier calls.
-        checkpointed: in a checkpoint, which calls it again in backward.
-        offloaded: with hooks that bring saved tensors elsewhere.
-        other: other numbers and words among the arguments.
-        layout: of `x` and `y` in memory (`LAYOUTS`).
-        change: of the model, before the call (`CHANGES`).
+        checkpointed: the call is inside a checkpoint, which calls the network again in backward.
+        offloaded: the call has hooks that move saved tensors.
+        other: the arguments contain other numbers and words.
+        layout: the memory layout of `x` and `y` (`LAYOUTS`).
+        change: the change of the model before the call (`CHANGES`).
     """
 
     batch: int
@@ -56,7 +56,7 @@ class Case:
         return ", ".join([f"batch {self.batch}", *set_, *named])
 
 
-#: The first one is the first call of each network; others are drawn.
+#: The first case is the first call of each network; the others are drawn.
 CASES = (
     Case(3, training=True, grads=True),
     Case(3),
@@ -130,7 +130,7 @@ def _loaded(model: Any) -> Any:
     return model
 
 
-#: What happens to a model between two calls.
+#: Changes of a model between two calls.
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "unchanged": lambda model: model,
     "copied": copy.deepcopy,
@@ -144,7 +144,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 def inputs(seed: int, batch: int, image: bool, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    """Two inputs, and integers below 7."""
+    """Two inputs, and a tensor of integers below 7."""
     source = torch.Generator().manual_seed(seed + batch)
     shape = (batch, 4, 6, 6) if image else (batch, 6, 8)
     made = [torch.randn(shape, generator=source, dtype=torch.float64).to(dtype) for _ in range(2)]
@@ -152,10 +152,10 @@ def inputs(seed: int, batch: int, image: bool, dtype: torch.dtype = torch.float6
 
 
 def more(other: bool, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
-    """The last argument: numbers, words, None and tensors in a dict.
+    """The last argument: a dict of numbers, flags, None and tensors.
 
     Args:
-        other: whether numbers and words are others.
+        other: True for other numbers and flags.
     """
     kind = torch.complex128 if dtype is torch.float64 else torch.complex64
     return {
@@ -168,14 +168,14 @@ def more(other: bool, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
 
 
 def run(model: Any, text: Text, seed: int, case: Case) -> dict[str, Any]:
-    """What a call does: results, gradients, parameters, buffers, written inputs, random numbers."""
+    """The effects of a call: results, gradients, parameters, buffers, written inputs, random numbers."""
     torch.manual_seed(seed)
     if not case.accumulates:
         model.zero_grad()
     given = inputs(seed, case.batch, text.image, text.dtype)
     needed = [case.grads and needs for needs in (*text.grads, False)]
     leaves = [t.clone().requires_grad_(needs) for t, needs in zip(given, needed, strict=True)]
-    called: list[Any] = [t * 1 if t.requires_grad else t for t in leaves]  # what is written is no leaf
+    called: list[Any] = [t * 1 if t.requires_grad else t for t in leaves]  # tensors that are written must not be leaves
     called[:2] = map(LAYOUTS[case.layout], called[:2])
     if text.same:
         called[1] = called[0] if text.same == "same" else called[0][:]
@@ -226,7 +226,7 @@ def _gradients(model: nn.Module, tensors: list[torch.Tensor]) -> Iterator[tuple[
 
 
 def _has_gradient(result: torch.Tensor) -> bool:
-    """Whether a backward pass from a result reaches a leaf; from what a view made under `no_grad` gives, none does."""
+    """True if a backward pass from a result reaches a leaf; it reaches none from a view made under `no_grad`."""
     waiting, seen = [result.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -239,9 +239,9 @@ def _has_gradient(result: torch.Tensor) -> bool:
 
 
 def _strides(result: torch.Tensor) -> tuple[int, ...] | None:
-    """Those of axes longer than 1; None of a view that does not fill its memory: a fused model may return a copy.
+    """Strides of axes longer than 1; None for a view that does not fill its memory: a fused model may return a copy.
 
-    Of a tensor without elements there are none: torch takes each for contiguous.
+    A tensor without elements has none: torch treats it as contiguous.
     """
     if not result.numel():
         return ()
@@ -255,15 +255,15 @@ def _shares(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def differs(got: Any, expected: Any, text: Text, allowed: float = 0) -> str:
-    """Why one entry of what a call does is not another call's in eager torch; "" where it is.
+    """The difference between one entry of a call's effects and the same entry of eager torch; "" if they agree.
 
     Args:
-        text: its dtypes say how far rounding may bring two results apart.
-        allowed: how far apart elements may be in any case.
+        text: its dtypes determine the rounding error allowed between two results.
+        allowed: the difference that elements may have in any case.
     """
     if expected is None and isinstance(got, tuple):
-        return ""  # strides of what eager torch returns as a view
-    if isinstance(expected, list):  # torch.compile returns a copy where F.dropout gives back its argument
+        return ""  # the expected result is a view, whose strides are not compared
+    if isinstance(expected, list):  # torch.compile returns a copy where F.dropout returns its argument
         more = any(ours and not theirs for ours, theirs in zip(got, expected, strict=True))
         return "it lies in memory that it has of its own in eager torch" if more else ""
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):

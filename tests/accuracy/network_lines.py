@@ -1,4 +1,4 @@
-"""What the lines of random networks are drawn from (`random_networks.py`).
+"""Templates of the lines of random networks (`random_networks.py`).
 
 In a template "a" and "b" are values, "s" is a number, "d" an axis of a, "n" its length, and LAYER a module of the
 network. `ids` is an input of integers, `self.table` a parameter with a row for each of them, `more` a dict of numbers,
@@ -7,7 +7,7 @@ words and tensors.
 
 from __future__ import annotations
 
-#: Lines for values of any shape. torch.compile draws other numbers for `alpha_dropout` of a turned value.
+#: Lines for values of any shape. torch.compile draws other numbers for `alpha_dropout` of a transposed value.
 POINTWISE = (
     "torch.sigmoid(a)", "torch.tanh(a)", "F.relu(a)", "F.silu(a)", "F.gelu(a)", "F.gelu(a, approximate='tanh')",
     "torch.exp(-a.abs())", "F.softplus(a)", "a.abs()", "-a", "torch.sin(a)", "a.cos()", "(a.abs() + 1).sqrt()",
@@ -69,7 +69,7 @@ WHOLE = (
     "a[..., None] * a[..., None, :]", "a[a.dim() * [0]]", "F.scaled_dot_product_attention(a, a, a)",
     "a.clone(memory_format=torch.preserve_format)", "a.new_zeros(a.shape) + a",
 )  # fmt: skip
-#: Two results.
+#: Lines with two results.
 PARTS = (
     "a.chunk(2, d)", "a.split(n // 2 + 1, d)", "a.unbind(d)[:2]", "a.max(d)", "a.min(d, keepdim=True)", "a.topk(2, d)",
     "torch.var_mean(a, d)", "torch.std_mean(a, d, keepdim=True)", "a.sort(d, descending=True)",
@@ -95,7 +95,7 @@ INDEXED = (
     "torch.searchsorted(torch.linspace(-1, 1, 5, dtype=a.dtype), a)",
     "F.cross_entropy(a.flatten(1), a.flatten(1).argmax(1))", "F.nll_loss(a.flatten(1).log_softmax(1), ids[:, 0] % 2)",
 )  # fmt: skip
-#: For images (B, C, H, W). In torch 2.13 backward of group_norm crashes where H and W are turned.
+#: Lines for images (B, C, H, W). In torch 2.13 the backward of group_norm crashes if H and W are transposed.
 IMAGE = (
     "F.max_pool2d(a, 2)", "F.avg_pool2d(a, 2)", "F.adaptive_avg_pool2d(a, 1)", "F.interpolate(a, scale_factor=2)",
     "F.interpolate(a, scale_factor=2, mode='bilinear')", "a.mean((2, 3))", "a.sum((0, 2, 3))",
@@ -105,7 +105,7 @@ IMAGE = (
     "F.pixel_unshuffle(a, 2)", "a.var((0, 2, 3), keepdim=True) + a", "F.pad(a, (1, 0, 0, 1))",
     "a.flatten(2).transpose(1, 2)", "F.max_pool2d(a, 3, 1, 1)",
 )  # fmt: skip
-#: Modules, by what they are made of for a value with c at axis 1 or n at the end.
+#: Constructors of modules, for a value with c at axis 1 or n at the end.
 LAYERS_IMAGE = (
     "nn.Conv2d({c}, 4, 3, padding=1)", "nn.Conv2d({c}, 6, 1)", "nn.Conv2d({c}, 4, 3, 2, 1, bias=False)",
     "nn.Conv2d({c}, {c}, 3, padding=1, groups={c})", "nn.ConvTranspose2d({c}, 4, 2, 2)", "nn.BatchNorm2d({c})",
@@ -125,7 +125,7 @@ LAYERS = (
     "nn.GRU({n}, 4, batch_first=True)", "nn.MultiheadAttention({n}, 1, batch_first=True)",
     "nn.TransformerEncoderLayer({n}, 1, 8, 0.1, batch_first=True)",
 )  # fmt: skip
-#: Statements that write; "a" is a value, its writes may be refused by eager torch's backward.
+#: Statements that write; "a" is a value. Eager torch's backward may refuse its writes.
 WRITES = (
     "a.mul_(s)", "a.add_(1)", "a[..., 0] = s", "a[:, :1].mul_(2)", "a.relu_()", "a.masked_fill_(a > s, 0.25)",
     "a.zero_()", "a[0].add_(a[-1].detach())", "a.copy_(a.flip(0))", "a.clamp_(-1, 1)", "a += 1", "a *= s",
@@ -139,7 +139,7 @@ WRITES = (
     "a.addcmul_(a.detach(), self.scale)", "more['pair'][0].add_(1)", "self.calls += 1",
     "if a.requires_grad: a.register_hook(lambda g: g * 0.5)",
 )  # fmt: skip
-#: What a line may stand in.
+#: Contexts of a line.
 CONTEXTS = (
     "torch.no_grad()", "torch.no_grad()", "torch.enable_grad()", "torch.autocast('cpu', dtype=torch.bfloat16)",
     "torch.autocast('cpu', enabled=False)",

@@ -1,5 +1,5 @@
-"""How far rounding brings a random network's results apart (`random_networks.py`): eager torch with every op's result
-moved by a few units in its last place."""
+"""Measures the differences that rounding causes between a random network's results (`random_networks.py`): in eager
+torch with every op's result changed by a few units in the last place."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-#: Units in the last place that a result is moved by at most.
+#: The maximum number of units in the last place by which a result is changed.
 _MOST = 2
 
 
 class Moved(TorchDispatchMode):
-    """While it is entered, each op's floating-point results are moved at random by a few units in their last place.
+    """A mode that randomly changes each op's floating-point results by a few units in the last place.
 
     Args:
-        seed: of the moves, which take no numbers from torch's own generator.
+        seed: the seed of the changes, which do not use torch's own generator.
     """
 
     def __init__(self, seed: int) -> None:
@@ -41,7 +41,7 @@ def _memory(t: torch.Tensor) -> int:
 
 
 def spread(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How far the entries of runs are from those of the first one, at most; infinite where they are no numbers."""
+    """For each entry, the largest distance of any run from the first one; infinite where entries are not comparable."""
     first, *others = runs
     return {name: max((_distance(run.get(name), value) for run in others), default=0) for name, value in first.items()}
 

@@ -1,9 +1,9 @@
-"""Runs oneDNN's graph files at their own sizes; what test_files_run.py does with smaller tensors.
+"""Runs oneDNN's graph files at their own sizes; test_files_run.py does the same with smaller tensors.
 
     python tests/accuracy/onednn_full_size.py [PART_OF_A_NAME] [--above 3e5] [--memory 8] [--seconds 300] [--table FILE]
 
-Every file runs in a process of its own, which is ended beyond that many GB or seconds: in float64 the largest takes
-many times the memory of its tensors. `--table` writes what came out as a table, the rows of earlier runs kept.
+Every file runs in a separate process, which is killed beyond that many GB or seconds: in float64 the largest file takes
+many times the memory of its tensors. `--table` writes the results as a table and keeps the rows of earlier runs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from onednn_fill import feeds_of
 from onednn_run import mistakes, prepared
 from onednn_shrink import work_of
 
-#: How often the memory of a process is looked at.
+#: The interval in seconds at which the memory of a process is measured.
 PAUSE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one file."""
+    """The result of one file."""
 
     name: str
     elements: int
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def row(self) -> str:
-        """As a line of the table."""
+        """The result as a line of the table."""
         return f"| {self.name} | {self.elements / 1e6:.1f} | {self.said} | {self.seconds:.0f} | {self.gigabytes:.1f} |"
 
 
@@ -47,7 +47,7 @@ HEAD = "| File | Million elements | Result | Seconds | GB |\n|---|---|---|---|--
 
 
 def elements_of(name: str) -> int:
-    """Of all tensors of a file."""
+    """The number of elements of all tensors of a file."""
     tensors = {t.id: t for op in prepared(name, None).ops for t in (*op.inputs, *op.outputs)}
     return sum(math.prod(t.shape) for t in tensors.values() if t.has_known_shape)
 
@@ -60,7 +60,7 @@ def run_here(name: str) -> int:
 
 
 def run_apart(name: str, most_gigabytes: float, most_seconds: float) -> Result:
-    """Runs a file in a process of its own, and ends that beyond its limits."""
+    """Runs a file in a separate process, and kills it beyond its limits."""
     start = time.monotonic()
     process = subprocess.Popen([sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True)
     peak, said = 0.0, ""
@@ -84,13 +84,13 @@ def run_apart(name: str, most_gigabytes: float, most_seconds: float) -> Result:
 def _gigabytes(pid: int) -> float:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:  # it has just ended
+    except OSError:  # the process has just ended
         return 0.0
     return next((int(line.split()[1]) / 1e6 for line in status.splitlines() if line.startswith("VmRSS")), 0.0)
 
 
 def write_table(path: Path, results: list[Result]) -> None:
-    """Puts rows into the table of a file, in the place of older ones of the same names, by size."""
+    """Writes rows to the table of a file, sorted by size; they replace older rows with the same names."""
     rows = {line.split(" | ")[0]: line for line in path.read_text().splitlines()[2:]} if path.exists() else {}
     rows |= {result.row.split(" | ")[0]: result.row for result in results}
     by_size = sorted(rows.values(), key=lambda row: float(row.split(" | ")[1]))

@@ -1,5 +1,5 @@
-"""Where accuracy is measured: every value of the narrow dtypes, a comb through all bit patterns of the others, and the
-neighbourhoods of the points where formulas break."""
+"""Arguments at which accuracy is measured: every value of the narrow dtypes, a comb through all bit patterns of the
+others, and the neighbourhoods of the points where formulas break."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.ir import dtypes
 from opgraph.ir.opdef import OpDef, Port
 from opgraph.ops import samples
 
-#: Distance between the f32 bit patterns measured: a prime, so that all low bits occur.
+#: The distance between the measured f32 bit patterns: a prime, so that all low bits occur.
 F32_STRIDE = 4099
 RANDOM = 1_000_000
 
@@ -33,7 +33,7 @@ def every_16_bit_value(dtype: np.dtype[Any]) -> np.ndarray:
 
 @functools.cache
 def specials(name: str) -> np.ndarray:
-    """The values at the edges of a float dtype and of the functions on it, both signs, with NaN."""
+    """The values at the edges of a float dtype and of the functions on it, of both signs, with NaN."""
     dtype = dtypes.get(name).numpy
     info = ml_dtypes.finfo(dtype)
     tiny, smallest, largest, eps = (
@@ -47,7 +47,7 @@ def specials(name: str) -> np.ndarray:
 
 
 def neighbourhoods(centres: np.ndarray, radius: int) -> np.ndarray:
-    """Each value with its `radius` next ones in both directions, in bit patterns."""
+    """Each value with its `radius` nearest neighbours in both directions, by bit pattern."""
     bits = bits_of(centres)[:, None].astype(np.int64) + np.arange(-radius, radius + 1)
     return of_bits(bits.ravel(), centres.dtype)
 
@@ -110,9 +110,9 @@ def f64_line(record: OpDef, attrs: dict[str, Any], count: int) -> np.ndarray:
 
 
 def grid(record: OpDef, ports: tuple[Port, ...], dtype: str, count: int = RANDOM) -> list[np.ndarray]:
-    """Operands of an op with several: specials against specials, then `count` random ones.
+    """Operands of an op that has several: all combinations of specials, then `count` random ones.
 
-    The random ones are any bits, the op's domain, and pairs that nearly cancel, a third each.
+    A third each of the random ones are arbitrary bits, values of the op's domain, and pairs that nearly cancel.
     """
     rng = np.random.default_rng(7)
     kinds = [dtypes.get(dtype if p.type in record.types else p.type) for p in ports]

@@ -1,6 +1,6 @@
-"""What a Python program can read besides its arguments, and how that can change between two calls.
+"""Values that a Python program can read besides its arguments, and their changes between two calls.
 
-In the texts `$n` is a name of the source's own and each `$v` a random number.
+In the texts `$n` is a new name for the source and each `$v` a random number.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """Something that a program reads.
+    """A value that a program reads.
 
     Attributes:
         setup: lines that make it.
-        reads: expressions of a number, or of a tensor that broadcasts to six elements.
-        changes: lines of which any may run between two calls.
-        statements: lines of the function that read it, in place of an expression.
+        reads: expressions for a number, or for a tensor that broadcasts to six elements.
+        changes: lines, each of which may run between two calls.
+        statements: lines of the function that read it, instead of an expression.
     """
 
     setup: str = ""
@@ -67,7 +67,7 @@ _LAYER_CHANGES = (
     "$n.named['one'] = torch.nn.ReLU()", "$n.ps[0] = torch.nn.Parameter(torch.tensor($v * 1.0))",
     "$nc.p = property(lambda self: $v)",
 )  # fmt: skip
-#: Asked of the call itself.
+#: Properties of the call itself.
 _CALL = (
     "(2.0 if torch.is_grad_enabled() else 3.0)", "(2.0 if torch.get_default_dtype() == torch.float32 else 3.0)",
     "(2.0 if x.requires_grad else 3.0)", "(2.0 if x.is_contiguous() else 3.0)", "x.shape[0]", "x.dim()",
@@ -79,7 +79,7 @@ _CALL = (
     "torch.finfo(x.dtype).eps", "(2.0 if torch.is_tensor(k) else 1.0)", "(2.0 if 'k' in locals() else 1.0)",
     "(2.0 if x.shape == torch.Size([2, 6]) else 3.0)", "(1.5 if x.is_leaf else 2.0)", "(2.0 if x._version else 1.0)",
 )  # fmt: skip
-#: Asked of the call, and given to torch.
+#: Sizes of the call, passed to torch.
 _SIZES = (
     "torch.arange(6.0) * x.shape[0]",
     "torch.ones(x.shape)",
@@ -240,7 +240,7 @@ SOURCES: dict[str, Source] = {
          "$n.requires_grad_(not $n.requires_grad)", "$n.data = torch.ones(6)", "with torch.no_grad(): $n.add_(1)",
          "$n = $n.detach()", "$n = torch.nn.Parameter(torch.ones(1))"),
     ),
-    "the environment": Source(  # each of two copies of a program has its own
+    "the environment": Source(  # each of two copies of a program has its own variable
         "os.environ[__name__ + '$n'] = '1.5'", ("float(os.environ.get(__name__ + '$n', '3.0'))",),
         ("os.environ[__name__ + '$n'] = '2.5'", "os.environ[__name__ + '$n'] = '0.5'",
          "os.environ.pop(__name__ + '$n', None)"),
@@ -276,7 +276,7 @@ SOURCES: dict[str, Source] = {
         statements=("$n.add_(1.0); x = x * $n", "$n[0] = $n[0] + 1; x = x + $n"),
     ),
 }  # fmt: skip
-#: The same of modules, by a line of their forward.
+#: The same for modules, as a line of their forward.
 LAYERS: dict[str, Source] = {
     forward: Source(
         _LAYER % forward,

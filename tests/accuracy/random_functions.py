@@ -1,10 +1,10 @@
 """Random functions on tensors of several shapes and dtypes: `python tests/accuracy/random_functions.py --seeds 0:1000`.
 
 A seed is a function of three tensors: pointwise ops, ops in place, views, fills, casts, questions about shapes, and
-tensors of its own that it reads and writes. It is loaded twice, and fused in one of the two. Calls give shapes that fit
-and shapes that do not. Results, gradients, the function's own tensors and the types of errors must be alike: they are
-not where a plan serves shapes that it was not made for. With `--way module` the function is the forward of a
-module, which Dynamo captures. Kernels run op by op.
+its own tensors that it reads and writes. It is loaded twice, and one of the two is fused. Calls use shapes that fit
+and shapes that do not. Results, gradients, the function's own tensors and the types of errors must agree; they differ
+if a plan serves shapes that it was not made for. With `--way module` the function is the forward of a module, which
+Dynamo captures. Kernels run op by op.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # pytest's settings name it as well
+if __name__ == "__main__":  # pytest's settings list it as well
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "torch/opinfo"))
 
 import torch
@@ -30,10 +30,10 @@ from opgraph.errors import InvalidShape, OpGraphError
 
 _SHAPES = ((3,), (2, 3), (1, 3), (2, 1), (1,), (2, 1, 3), (0, 3), (2, 2, 3), (), (3, 3))
 _DTYPES = (*(torch.float32,) * 6, torch.float64, torch.float16, torch.bfloat16)
-#: How far results may be apart: what a plan of other shapes or a stale value gives is farther.
+#: The allowed difference of results; a stale value, or a plan for other shapes, gives a larger one.
 _TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 _CALLS = 10
-#: Expressions of values `$`, and how often lines of a kind are drawn; `#` is a number.
+#: Expressions of values `$`, with the weight of each kind of line; `#` is a number.
 _EXPRESSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
     (3, ("$ + $", "$ * $", "$ - $", "torch.maximum($, $)", "$ * #", "# - $", "$ / ($.abs() + 1)",
          "torch.where($ > 0, $, $)", "torch.where($ > 0, $, #)", "torch.rsub($, $)", "($ == $) * $")),
@@ -52,23 +52,23 @@ _EXPRESSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
          "$ * P.sum() * $.numel()", "$ + $.new_full($.shape, #)", "$ + (B if $.size(-1) > 1 else P)",
          "$ * B[:$.size(-1)]", "$ + torch.arange($.size(-1))", "torch.full((1,), float($.dim())) * $")),
 )  # fmt: skip
-#: Without the views, which are refused of what is computed.
+#: The same without views, which are refused for computed values.
 _FUSED = tuple((weight, several) for weight, several in _EXPRESSIONS if "x.t()" not in several)
-#: Lines that write into a value of the function's, `@`.
+#: Lines that write to one of the function's values, `@`.
 _IN_PLACE = (
     "@ += $", "@ *= $", "@ -= @", "@.mul_(#)", "@.add_($, alpha=2)", "@.clamp_(min=0)", "@.masked_fill_($ > 0, #)",
     "@.sigmoid_()", "@.lerp_($, 0.5)", "F.relu(@, inplace=True)", "@.addcmul_($, $)",
 )  # fmt: skip
-#: Lines that write into the function's own tensors: a number, a row and a parameter. None through `.data`, of which
-#: eager torch's backward reads the new values.
+#: Lines that write to the function's own tensors: a number, a row and a parameter. None writes through `.data`, because
+#: eager torch's backward would read the new values.
 _WRITES = (
     "S.mul_(1.5)", "B.add_(S)", "B[0] = 2.0", "S.fill_(0.5)", "B.copy_(B.flip(0))", "S.copy_(B[1])",
     "B.view(-1)[1:].mul_(2)", "torch.add(B, 1, out=B)", "with torch.no_grad(): P.mul_(0.9)",
 )  # fmt: skip
 _OWN = "S", "B", "P"
-#: Sizes that do not fit are found when the kernel runs: the function may have raised another error by then.
+#: Wrong sizes are found when the kernel runs; the function may have raised another error before that.
 _FOUND_LATE = "The size of tensor", "expanded size", "broadcast"
-#: Of errors that no backend of torch.compile raises: writes that overlap, and numbers written into truth values.
+#: Errors that no backend of torch.compile raises: writes that overlap, and numbers written to truth values.
 _NOT_RAISED = "single memory location", "can't be cast to the desired output type Bool"
 
 
@@ -80,7 +80,7 @@ class Around(torch.nn.Module):
         self.function = function
 
     def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
-        """What the function makes of the tensors."""
+        """The function's results for the tensors."""
         return self.function(x, y, z)
 
 
@@ -91,10 +91,10 @@ WAYS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 
 def text_of(rng: random.Random, *, is_planned: bool) -> str:
-    """A function, which returns all that it computes: of a value that nothing reads, errors are not raised.
+    """A function. It returns every value that it computes, because errors of unused values are not raised.
 
     Args:
-        is_planned: it is one that is not run at each call: it writes into nothing of its own.
+        is_planned: True for a function that does not run at each call: it writes to none of its own tensors.
     """
     values, made, lines = ["x", "y", "z", *_OWN], [], []
     kinds = _FUSED if is_planned else _EXPRESSIONS
@@ -122,7 +122,7 @@ def text_of(rng: random.Random, *, is_planned: bool) -> str:
 
 
 def loaded(text: str, seed: int) -> dict[str, Any]:
-    """What a file with the function and its own tensors defines."""
+    """The names defined by a file with the function and its own tensors."""
     name = f"<random function {seed}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     parameter = torch.nn.Parameter(torch.tensor([1.1, 0.5, -0.7]))
@@ -133,7 +133,7 @@ def loaded(text: str, seed: int) -> dict[str, Any]:
 
 
 def drawn(rng: random.Random) -> torch.Tensor:
-    """An argument: contiguous, turned, or one element for all."""
+    """An argument: contiguous, transposed, or expanded from one element."""
     shape = rng.choice(_SHAPES)
     made = torch.randn(shape).to(rng.choice(_DTYPES))
     if rng.random() < 0.15 and len(shape) > 1:
@@ -142,7 +142,7 @@ def drawn(rng: random.Random) -> torch.Tensor:
 
 
 def unlike_calls(rng: random.Random) -> list[list[tuple[torch.Tensor, bool]]]:
-    """The arguments of calls, and whether each requires a gradient: any shapes and dtypes."""
+    """The arguments of calls, of any shapes and dtypes, and whether each requires a gradient."""
     pool, calls = [drawn(rng) for _ in range(6)], []
     for _ in range(_CALLS):
         tensors = [rng.choice(pool) if rng.random() < 0.7 else drawn(rng) for _ in range(3)]
@@ -153,7 +153,7 @@ def unlike_calls(rng: random.Random) -> list[list[tuple[torch.Tensor, bool]]]:
 
 
 def fitting_calls(rng: random.Random) -> list[list[tuple[torch.Tensor, bool]]]:
-    """As `unlike_calls`, of f32 and of shapes that fit: few, in turns, as plans are learned and used."""
+    """As `unlike_calls`, in f32 and with shapes that fit: few shapes, in turns, so that plans are learned and used."""
     wants = [rng.random() < 0.4 for _ in range(3)]
     forms = rng.choices((lambda n: (n, 3), lambda n: (3,), lambda n: (1, 3), lambda n: (n, 1)), (7, 1, 1, 1), k=3)
     kinds = [[form(n) for form in forms] for n in rng.sample(range(1, 6), 3)]
@@ -162,7 +162,7 @@ def fitting_calls(rng: random.Random) -> list[list[tuple[torch.Tensor, bool]]]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call did: its results and gradients, or an error in the call or in its backward pass."""
+    """The outcome of a call: its results and gradients, or an error in the call or in its backward pass."""
 
     results: tuple[torch.Tensor, ...] = ()
     gradients: tuple[torch.Tensor | None, ...] = ()
@@ -171,7 +171,7 @@ class Outcome:
 
 
 def outcome(defined: dict[str, Any], call: Callable[..., Any], arguments: list[tuple[torch.Tensor, bool]]) -> Outcome:
-    """Calls a function on copies of arguments, of which some require a gradient, and runs backward."""
+    """Calls a function on copies of the arguments, some of which require a gradient, and runs backward."""
     given = [t.clone(memory_format=torch.preserve_format).requires_grad_(wants) for t, wants in arguments]
     defined["P"].grad = None
     try:
@@ -189,11 +189,11 @@ def outcome(defined: dict[str, Any], call: Callable[..., Any], arguments: list[t
 
 
 def difference(wanted: Outcome, found: Outcome, tolerance: float) -> str:
-    """What a fused call did otherwise than the eager one; "" where nothing."""
+    """The difference between a fused call's outcome and the eager one's; "" if they agree."""
     if isinstance(found.error, OpGraphError) and not isinstance(found.error, InvalidShape):
-        return ""  # what cannot be fused says so
+        return ""  # an explicit refusal is correct
     if wanted.in_backward or found.in_backward:
-        # Fused, a value that backward reads may be written in place: specs/torch.md.
+        # When fused, a value that backward reads may be written in place: specs/torch.md.
         refused = wanted.in_backward and "inplace" in str(wanted.error)
         return (
             "" if refused or (wanted.in_backward and found.in_backward) else f"backward: {wanted.error} | {found.error}"
@@ -210,7 +210,7 @@ def difference(wanted: Outcome, found: Outcome, tolerance: float) -> str:
 
 
 def are_alike(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) -> bool:
-    """Whether tensors are equal up to a part of the largest element."""
+    """True if tensors are equal up to a fraction of the largest element."""
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return a is b
     a, b = a.detach().double(), b.detach().double()
@@ -219,7 +219,7 @@ def are_alike(a: torch.Tensor | None, b: torch.Tensor | None, tolerance: float) 
 
 
 def problem(seed: int, way: str = "function") -> str:
-    """What a fused function did otherwise than the eager one in one of its calls, and its text; "" where nothing.
+    """The difference between a fused function and the eager one in one of its calls, and its text; "" if they agree.
 
     Args:
         way: one of WAYS.
@@ -238,7 +238,7 @@ def problem(seed: int, way: str = "function") -> str:
             eager[name].data.copy_(torch.randn(eager[name].shape))
         for name in _OWN:  # a call that raised an error may have stopped at another line
             own[name].data.copy_(eager[name].data)
-            if name != "P":  # what was written from values with gradients has a history
+            if name != "P":  # values with gradients that were written left a history
                 own[name].detach_()
                 eager[name].detach_()
         with torch.set_grad_enabled(is_planned or rng.random() < 0.85), warnings.catch_warnings():
@@ -261,7 +261,7 @@ def problems(seeds: Iterable[int], way: str = "function") -> list[str]:
 
 
 def main() -> int:
-    """Runs seeds; the exit status is 1 where one has a problem."""
+    """Runs seeds; the exit status is 1 if one has a problem."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="FIRST:LAST")
     parser.add_argument("--way", choices=WAYS, default="function")

@@ -1,8 +1,8 @@
-"""Random graphs through everything that computes: `python tests/accuracy/random_graphs.py --seeds 0:200`.
+"""Random graphs through every way of computing: `python tests/accuracy/random_graphs.py --seeds 0:200`.
 
-A seed is a graph over the whole registry with arrays for it, every way to call it, its gradients, its ONNX files, and
-the same function in torch, each against the reference and what rounding allows. What goes wrong is printed with the
-seed and, with --shrink, with the smallest part of the graph that shows it. `tests/fuzz/README.md` has more.
+A seed is a graph over the whole registry with arrays for it. Every way to call it, its gradients, its ONNX files, and
+the same function in torch are compared with the reference, within the error that rounding allows. Problems are printed
+with the seed and, with --shrink, with the smallest part of the graph that shows them. `tests/fuzz/README.md` has more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 # Threads sleep until the next parallel loop: spinning ones take two thirds of a busy core's time. The reference's
-# products are small. Read when torch and NumPy are imported.
+# products are small. The setting is read when torch and NumPy are imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -58,7 +58,7 @@ CHECKS: dict[str, Check] = {
     "again": again,
     "teams": teams,
 }
-#: How graphs are drawn; of large arrays files tell nothing more.
+#: Generators of graphs. With large arrays the check of files gives no further information.
 DRAWS: dict[str, Callable[[int], Scenario]] = {
     "small": scenario,
     "square": square_scenario,
@@ -67,20 +67,20 @@ DRAWS: dict[str, Callable[[int], Scenario]] = {
     "huge": partial(large_scenario, huge=True),
 }
 _SMALL = ("small", "square", "axes")
-#: Of one check, how many problems are told.
+#: The maximum number of problems printed for one check.
 _MOST = 5
-#: Seconds between two lines that say how far a run is.
+#: Seconds between two progress lines.
 _EVERY = 60.0
-#: Seconds of one core in Python beyond which a seed is named, and bytes beyond which a process is.
+#: Python seconds of one core beyond which a seed is reported, and bytes beyond which a process is.
 _LONG, _LARGE = 60.0, 4 << 30
-#: How many seeds are under way at a time, so that their kernels are compiled together, and how many one process runs.
+#: The number of seeds that run concurrently, so that their kernels are compiled together, and of seeds per process.
 _BESIDE, _OF_A_PROCESS = 150, 150
-#: The same of large arrays, which take more memory.
+#: The same for large arrays, which take more memory.
 _LARGE_BESIDE, _LARGE_OF_A_PROCESS = 40, 80
 
 
 def problems(found: Scenario, check: Check, seed: int) -> list[str]:
-    """What a check finds, an exception among it."""
+    """The problems that a check finds, including an exception."""
     told: list[str] = []
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -101,11 +101,11 @@ class Run:
     """Checks of many seeds.
 
     Args:
-        names: of the checks.
-        shrink: whether the smallest part that shows a problem is looked for.
-        optimized: seeds that it divides have each kernel compiled by itself with the flags of all kernels; of the
-            others kernels are compiled with -O0, those of many seeds at once.
-        arrays: how graphs are drawn, one of DRAWS.
+        names: the names of the checks.
+        shrink: True to search for the smallest part that shows a problem.
+        optimized: seeds divisible by it compile each kernel separately, with the flags of all kernels. The kernels of
+            the others are compiled with -O0, those of many seeds at once.
+        arrays: the generator of graphs, one of DRAWS.
         clang: the command of a clang for the kernels of many seeds, at -O0 in a third of GCC's time; empty: GCC's.
     """
 
@@ -118,7 +118,7 @@ class Run:
     def of(self, seeds: Sequence[int]) -> Iterator[bool]:
         """Runs all checks on the scenarios of seeds and prints what they find.
 
-        Returns: of each seed, as soon as it ran, whether it showed problems.
+        Returns: for each seed, as soon as it has run, True if it showed problems.
         """
         alone = [seed for seed in seeds if cpu_compiler.find_compiler() is None or seed % self.optimized == 0]
         others = [seed for seed in seeds if seed not in alone]
@@ -127,7 +127,7 @@ class Run:
                 yield self._one(seed, self.names)
             if others:
                 with _at_level("-O0"):
-                    # Dynamo holds a lock while it compiles a function: nobody else could go on.
+                    # Dynamo holds a lock while it compiles a function, which would block all other threads.
                     beside = [name for name in self.names if name != "torch"]
                     wrong: dict[int, bool] = {}
                     at_once = _BESIDE if self.arrays in _SMALL else _LARGE_BESIDE
@@ -156,28 +156,28 @@ class Run:
 
 
 def _copied(found: Scenario) -> Scenario:
-    """The same with arrays of its own."""
+    """The same scenario with its own arrays."""
     return replace(found, feeds=[{n: a.copy() for n, a in feeds.items()} for feeds in found.feeds])
 
 
 def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tuple[int, int, int]:
-    """Runs checks on the scenarios of seeds in processes, each of which begins with everything imported.
+    """Runs checks on the scenarios of seeds in processes, each of which starts with everything imported.
 
-    Every minute it prints how many seeds ran, and the first of those that a process is at: `--seeds` goes on from there
-    where a run was ended. A process that takes much memory is named, and one that a signal ends counts as a seed with
-    problems.
+    Every minute it prints the number of seeds that ran, and the first seed that a process is working on: pass it to
+    `--seeds` to continue an interrupted run. A process that takes much memory is reported, and one that a signal ends
+    counts as a seed with problems.
 
     Args:
-        jobs: how many processes work at a time.
-        until: when no further one begins, by `time.monotonic`.
+        jobs: the number of concurrent processes.
+        until: the time after which no process is started, by `time.monotonic`.
 
-    Returns: how many seeds ran, how many of them showed problems, and the first one that did not run.
+    Returns: the number of seeds that ran, the number of them that showed problems, and the first one that did not run.
     """
     ran = wrong = 0
     coming, start = iter(seeds), time.monotonic()
     most = _OF_A_PROCESS if run.arrays in _SMALL else _LARGE_OF_A_PROCESS
     told_at, next_seed = start, -1
-    going: dict[int, tuple[int, list[int]]] = {}  # by the pipe that a process writes to: the process and its seeds
+    going: dict[int, tuple[int, list[int]]] = {}  # the process and its seeds, by the pipe that it writes to
     while True:
         while len(going) < jobs and time.monotonic() < until and (own := list(islice(coming, most))):
             next_seed = own[-1] + 1
@@ -213,7 +213,7 @@ def in_processes(run: Run, seeds: Iterable[int], jobs: int, until: float) -> tup
 
 @contextmanager
 def _at_level(level: str) -> Iterator[None]:
-    """While this lasts, kernels are compiled at this level: the arithmetic is the same, GCC's work on it is not."""
+    """A context that compiles kernels at this level: the arithmetic is the same, only GCC's effort differs."""
     usual = cpu_compiler.LEVEL, cpu_compiler.GCC_LEVEL
     cpu_compiler.LEVEL = cpu_compiler.GCC_LEVEL = (level,)
     try:
@@ -223,7 +223,7 @@ def _at_level(level: str) -> Iterator[None]:
 
 
 def _shows(name: str, seed: int, line: str) -> Callable[[Scenario], bool]:
-    """Whether a scenario shows a problem of the same kind: one that begins alike, names and numbers left out."""
+    """A test for a scenario with a problem of the same kind: the beginning is equal without names and numbers."""
 
     def begin(text: str) -> str:
         return re.sub(r"\(.*?\)|\w*\d\w*", "", text)[:25]
@@ -232,7 +232,7 @@ def _shows(name: str, seed: int, line: str) -> Callable[[Scenario], bool]:
 
 
 def main() -> int:
-    """The command; its exit status is 1 where a seed showed a problem."""
+    """The command; its exit status is 1 if a seed showed a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B; A: without an end")
     parser.add_argument("--checks", default=",".join(CHECKS), help="which, of " + ", ".join(CHECKS))

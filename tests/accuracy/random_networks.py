@@ -3,9 +3,9 @@
 A seed is a module: parameters, buffers, a forward of random lines (`network_lines.py`), each of which ran in eager
 torch when it was drawn, and calls of it (`network_calls.py`). Results, gradients, parameters, buffers, written inputs,
 strides, shared memory and random numbers of the fused module are compared with those of the same module in eager torch.
-Most modules are in f64; in other dtypes and under autocast, two results may be as far apart as rounding errors of each
-op bring them in eager torch (`network_rounding.py`). With --graphs it is counted how often other batch sizes are
-captured anew, beside `aot_eager`. What a problem does not need is left out of what is printed.
+Most modules are in f64. In other dtypes and under autocast, two results may differ as much as rounding errors of each
+op make them differ in eager torch (`network_rounding.py`). With --graphs it counts how often other batch sizes are
+captured again, compared with `aot_eager`. Problems are printed without the lines and outputs that they do not need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # pytest's settings name them as well
+if __name__ == "__main__":  # pytest's settings list them as well
     for folder in ("support", "torch/opinfo"):
         sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
@@ -39,28 +39,28 @@ from torch.utils.checkpoint import checkpoint
 import opgraph.torch as ogt
 from opgraph.torch.graph import peak_recomputation
 
-#: Of a value; larger ones are left out.
+#: The maximum size of a value; lines with larger ones are left out.
 _MOST_ELEMENTS = 6000
-#: Seconds between two lines that say how far a run is.
+#: Seconds between two progress lines.
 _EVERY = 60.0
-#: Runs of eager torch that show how far rounding brings results apart, and how much farther a fused module may be.
+#: Runs of eager torch that measure the differences by rounding, and the factor by which a fused module's may be larger.
 _RUNS, _SLACK = 6, 2
 
 
 @dataclass
 class Text:
-    """What a network is made of.
+    """The definition of a network.
 
     Attributes:
-        image: whether its inputs `x` and `y` are images.
-        lines: of its forward.
+        image: True if its inputs `x` and `y` are images.
+        lines: the lines of its forward.
         layers: name -> a module, as text.
-        outputs: names of what it returns.
-        form: of what it returns, with outputs in place of "{}".
-        memory: the choice of `ogt.fuse`.
+        outputs: names of the returned values.
+        form: the form of the return value, with the outputs in place of "{}".
+        memory: the `memory` option of `ogt.fuse`.
         grads: which of `x` and `y` have gradients.
-        same: whether `y` is `x` ("same") or a view of it ("view"); else "".
-        dtype: of inputs and parameters.
+        same: "same" if `y` is `x`, "view" if it is a view of it; else "".
+        dtype: the dtype of inputs and parameters.
         autocast: the dtype of autocast, or None.
         cases: the calls.
     """
@@ -79,7 +79,7 @@ class Text:
 
     @property
     def rounding(self) -> float:
-        """How far two results may be apart at once, as a part of their size."""
+        """The relative difference that two results may have without further measurement."""
         if self.dtype is torch.float64:
             return 1e-7
         coarse = torch.bfloat16 if "bfloat16" in str(self) else self.autocast or self.dtype
@@ -91,7 +91,7 @@ class Text:
         return f"def forward(self, x, y, ids, more):\n{lines}"
 
     def settings(self) -> str:
-        """All else, in a line."""
+        """All other settings, as text."""
         layers = {name: layer for name, layer in self.layers.items() if f"self.{name}" in f"{self}{self.layers}"}
         words = [f"memory={self.memory!r}", f"grads={self.grads}", str(self.dtype), f"y: {self.same or 'another'}"]
         words += [f"autocast={self.autocast}"] if self.autocast else []
@@ -102,8 +102,8 @@ class Network(nn.Module):
     """A module.
 
     Args:
-        text: of its forward.
-        seed: of its parameters.
+        text: the definition of its forward.
+        seed: the seed of its parameters.
     """
 
     def __init__(self, text: Text, seed: int) -> None:
@@ -139,7 +139,7 @@ class Network(nn.Module):
 
 
 class Doubled(torch.autograd.Function):
-    """A function with a backward of its own, which is not its derivative."""
+    """A function with a custom backward that is not its derivative."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ class Doubled(torch.autograd.Function):
 
 
 def tied(module: Any, other: Any) -> Any:
-    """A module that has the weight of another one."""
+    """A module that shares the weight of another one."""
     module.weight = other.weight
     return module
 
@@ -197,14 +197,14 @@ def drawn(seed: int, longest: int = 24) -> Text:
 
 
 def _case(rng: random.Random, case: Case) -> Case:
-    """A case with a layout, after a change of the model."""
+    """A case, perhaps with another layout or another change of the model."""
     layout = rng.choice(tuple(LAYOUTS)) if rng.random() < 0.3 else case.layout
     change = rng.choice(tuple(CHANGES)) if rng.random() < 0.25 else case.change
     return replace(case, layout=layout, change=change)
 
 
 def _line(rng: random.Random, values: dict[str, Any], ids: torch.Tensor, model: Network, network: Text) -> str | None:
-    """One more line, which has run on the values; None where it did not."""
+    """A new line, which has run on the values; None if it failed."""
     names, number = list(values), len(network.lines)
     a = names[-1] if rng.random() < 0.5 else rng.choice(names[-4:]) if rng.random() < 0.7 else rng.choice(names)
     value = values[a]
@@ -245,7 +245,7 @@ def _line(rng: random.Random, values: dict[str, Any], ids: torch.Tensor, model: 
     line = f"{target} = {text}" if target else text
     if target and rng.random() < 0.05:
         line = f"with {rng.choice(network_lines.CONTEXTS)}: {line}"
-    copies = {n: v.clone() for n, v in values.items()}  # after a write that raised, or made NaN
+    copies = {n: v.clone() for n, v in values.items()}  # restored after a write that raised, or made NaN
     local = {**_NAMES, "self": model, "ids": ids, "more": more(False, network.dtype), **values}
     try:
         with torch.no_grad():
@@ -263,7 +263,7 @@ def _line(rng: random.Random, values: dict[str, Any], ids: torch.Tensor, model: 
 
 
 def _layer(rng: random.Random, value: torch.Tensor, model: Network, network: Text) -> str:
-    """A call of a new module; "" where there is none for the value."""
+    """A call of a new module; "" if none fits the value."""
     lines = network_lines
     choices = lines.LAYERS_IMAGE if value.dim() == 4 and rng.random() < 0.8 else lines.LAYERS
     c, n = value.shape[1] if value.dim() > 1 else 1, value.shape[-1] if value.dim() else 1
@@ -284,7 +284,7 @@ def _layer(rng: random.Random, value: torch.Tensor, model: Network, network: Tex
 
 
 def _with_layer(rng: random.Random, text: str, model: Network, network: Text) -> str:
-    """A template with a module of the network in place of LAYER; in a checkpoint eager torch moves buffers twice."""
+    """A template with a module for LAYER; in a checkpoint one without buffers, which eager torch updates twice."""
     if "LAYER" not in text:
         return text
     names = [
@@ -299,21 +299,21 @@ def _with_words(text: str, words: dict[str, str]) -> str:
 
 
 def problems(text: Text, seed: int) -> Iterator[str]:
-    """What is not as in eager torch; nothing where eager torch itself raises an error."""
+    """The differences from eager torch; none if eager torch itself raises an error."""
     torch._dynamo.reset()
     eager = Network(text, seed)
     fused = ogt.fuse(copy.deepcopy(eager), memory=text.memory)
     for number, case in enumerate(text.cases):
         try:
             eager = CHANGES[case.change](eager)
-            if case.offloaded:  # saved tensors elsewhere show no error where values were written over
+            if case.offloaded:  # with saved tensors moved, no error shows that values were overwritten
                 run(copy.deepcopy(eager).train(case.training), text, seed, replace(case, offloaded=False))
             expected = run(eager.train(case.training), text, seed, case)
         except Exception:
             with suppress(Exception):
                 fused = ogt.fuse(copy.deepcopy(eager), memory=text.memory)
                 continue
-            return  # what the error left cannot be copied
+            return  # a model that an error left in a state that cannot be copied
         fused = CHANGES[case.change](fused)
         try:
             got = run(fused.train(case.training), text, seed, case)
@@ -334,12 +334,12 @@ def problems(text: Text, seed: int) -> Iterator[str]:
             return
 
 
-#: Sizes of axis 0: the second one makes it a symbol, and later ones need no graph of their own.
+#: Sizes of axis 0: the second one makes it a symbol, and later ones need no new graph.
 _BATCHES = (3, 5, 7, 9)
 
 
 def recaptures(text: Text, seed: int) -> Iterator[str]:
-    """Whether calls with other batch sizes are captured anew where `aot_eager` captures nothing; nothing where eager
+    """A line if calls with other batch sizes are captured again where `aot_eager` captures nothing; nothing if eager
     torch raises an error."""
     cases = [Case(batch, training=True, grads=True) for batch in _BATCHES]
     found = []
@@ -363,10 +363,10 @@ def recaptures(text: Text, seed: int) -> Iterator[str]:
 
 
 def _compiled(text: Text, seed: int, number: int) -> dict[str, Any]:
-    """What a call does by torch.compile and its backend that compiles nothing, `aot_eager`; nothing where it fails.
+    """The effects of a call through torch.compile's backend `aot_eager`, which compiles nothing; empty where it fails.
 
     Args:
-        number: of the case, before which the network is called as in those before it.
+        number: the number of the case; the network is first called as in the cases before it.
     """
     model: Any = Network(text, seed)
     found: dict[str, Any] = {}
@@ -380,10 +380,10 @@ def _compiled(text: Text, seed: int, number: int) -> dict[str, Any]:
 
 
 def _rounded(text: Text, seed: int, number: int) -> dict[str, float]:
-    """How far rounding errors bring the entries of a call apart in eager torch; infinite where a jump is near.
+    """The differences that rounding errors cause in a call's entries in eager torch; infinite where a jump is near.
 
     Args:
-        number: of the case, before which the network is called as in those before it.
+        number: the number of the case; the network is first called as in the cases before it.
     """
     found: list[dict[str, Any]] = []
     for step in range(_RUNS + 1):
@@ -398,13 +398,13 @@ def _rounded(text: Text, seed: int, number: int) -> dict[str, float]:
 
 
 def shrunk(text: Text, seed: int, check: Callable[[Text, int], Iterator[str]] = problems) -> Text:
-    """The outputs and lines that a problem of a check needs."""
+    """The network with only the outputs, cases and lines that a problem of a check needs."""
 
     def shows(smaller: Text) -> bool:
         try:
             return next(check(smaller, seed), None) is not None
         except Exception:
-            return False  # a line reads what an earlier one made
+            return False  # a line reads a value of a removed one
 
     for name in text.outputs:
         smaller = replace(text, outputs=[n for n in text.outputs if n != name])
@@ -422,7 +422,7 @@ def shrunk(text: Text, seed: int, check: Callable[[Text, int], Iterator[str]] = 
 
 
 def main() -> int:
-    """The command; its exit status is 1 where a seed showed a problem."""
+    """The command; its exit status is 1 if a seed showed a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to, but not, B; A: without an end")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stops after so long")

@@ -1,9 +1,9 @@
 """Random Python programs that change between their calls: `python tests/accuracy/random_programs.py --seeds 0:1000`.
 
-A seed is a file of Python: a function of pointwise torch ops that reads globals, closures, objects, modules, parameters
-and whatever else `program_sources.py` lists. It is loaded twice, and fused in one of the two. Between calls, lines
-change what it reads, in both; results, gradients, random numbers and all that the function changed must be alike. So a
-plan that is used where it no longer applies shows. Kernels run op by op unless `--compiled` is given.
+A seed is a Python file: a function of pointwise torch ops that reads globals, closures, objects, modules, parameters
+and all other sources in `program_sources.py`. It is loaded twice, and one of the two is fused. Between calls, lines
+change what it reads, in both. Results, gradients, random numbers and all values that the function changed must agree,
+which shows a plan that is used where it no longer applies. Kernels run op by op unless `--compiled` is given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # pytest's settings name them as well
+if __name__ == "__main__":  # pytest's settings list it as well
     for folder in ("support", "torch/opinfo"):
         sys.path.insert(0, str(Path(__file__).resolve().parents[1] / folder))
 
@@ -49,11 +49,11 @@ _MODES: dict[str, Callable[[], Any]] = {
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
 }
-#: Results are compared for what a stale plan does, not for their last places.
+#: Tolerances that find the errors of a stale plan, not differences in the last places.
 _RELATIVE, _SMALL = 1e-3, 1e-4
-#: How many times as far apart results under autocast may be.
+#: The factor on the tolerances for results under autocast.
 _SLACK = 30.0
-#: Seconds between two lines that say how far a run is.
+#: Seconds between two progress lines.
 _EVERY = 60.0
 
 WAYS: dict[str, Callable[[types.ModuleType], Callable[..., Any]]] = {
@@ -70,10 +70,10 @@ class Program:
     """A program.
 
     Attributes:
-        setup: lines that make what it reads.
+        setup: lines that make the values it reads.
         helpers: functions that `f` calls.
         body: lines of `f`.
-        changes: lines of which any may run between two calls.
+        changes: lines, each of which may run between two calls.
     """
 
     setup: list[str]
@@ -89,9 +89,9 @@ class Program:
         return "\n".join([*lines, "    return x", *net, ""])
 
     def loaded(self, name: str, fuse: Callable[[Any], Any]) -> types.ModuleType:
-        """The file, loaded; its fused functions are fused by `fuse`."""
+        """The file as a module; `fuse` is applied to its fused functions."""
         made = types.ModuleType(name)
-        sys.modules[name] = made  # data classes look their module up
+        sys.modules[name] = made  # data classes look up their module
         made.__dict__["FUSE"] = fuse
         exec(compile(_IMPORTS + self.text, f"<{name}>", "exec"), made.__dict__)
         return made
@@ -101,7 +101,7 @@ def drawn(rng: random.Random, *, fuses_helpers: bool = False) -> Program:
     """A program.
 
     Args:
-        fuses_helpers: the functions that `f` calls are fused, and what they read changes in between.
+        fuses_helpers: the functions that `f` calls are fused, and the values they read change between their calls.
     """
     program = Program([], [], [], [])
     names = (f"v{i}" for i in range(1000))
@@ -121,8 +121,8 @@ def drawn(rng: random.Random, *, fuses_helpers: bool = False) -> Program:
         if source.reads:
             value = filled(rng.choice(source.reads))
             program.body.extend(_using(value, rng, program, next(names), fuses_helpers))
-        # Within a transform of torch.func, memory of a parameter that is exchanged ends eager torch's process, and a
-        # new parameter requires a gradient of the transform.
+        # In a transform of torch.func, exchanging the memory of a parameter crashes eager torch's process, and a new
+        # parameter requires a gradient of the transform.
         left = r"\.data\b|\.(double|float)\(\)|Parameter\("
         inner = [line for line in program.changes if not re.search(left, line)]
         if fuses_helpers and inner and rng.random() < 0.5:
@@ -157,7 +157,7 @@ def _using(value: str, rng: random.Random, program: Program, name: str, fuses: b
 
 @dataclass(frozen=True)
 class Call:
-    """A call: of arrays that are made anew, in one of the ways of `_CALLS`."""
+    """A call with new arrays, in one of the ways of `_CALLS`."""
 
     shape: tuple[int, ...]
     kind: str
@@ -169,7 +169,7 @@ class Call:
 
     @classmethod
     def drawn(cls, rng: random.Random) -> Call:
-        """A random one."""
+        """A random call."""
         return cls(
             rng.choice(_SHAPES),
             rng.choice(("plain", "plain", "plain", "transposed", "float64", "parameter")),
@@ -188,7 +188,7 @@ class Call:
         return torch.nn.Parameter(made) if self.kind == "parameter" else made.requires_grad_(self.has_gradient)
 
     def __call__(self, program: types.ModuleType, fn: Callable[..., Any]) -> dict[str, Any]:
-        """What a call gives and changes, by name; "error": what it raised."""
+        """The results and changes of a call, by name; "error": the exception that it raised."""
         for value in vars(program).values():
             if isinstance(value, torch.Tensor):
                 value.grad = None
@@ -218,7 +218,7 @@ class Call:
         if self.form == "vmap":
             return torch.vmap(lambda x: fn(x, y, self.k))(torch.stack((x, x + 1)))
         if self.form == "jvp":
-            second = None if y is None else y.detach()  # eager gives zeros by it where no tangent depends on it
+            second = None if y is None else y.detach()  # eager gives zeros by it if no tangent depends on it
             return torch.func.jvp(lambda x: fn(x, second, self.k), (x.detach(),), (torch.ones_like(x),))[1]
         if self.form == "grad":
             return torch.func.grad(lambda x: fn(x, y, self.k).sum())(x.detach())
@@ -235,7 +235,7 @@ def _state(program: types.ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def differs(got: Any, want: Any, form: str) -> str:
-    """Why two values that calls of a form made are not alike; "" where they are."""
+    """The difference between two values from calls of a form; "" if they agree."""
     in_transform = form in ("jvp", "grad")  # eager's gradients are zeros where they do not depend on an input
     if in_transform and got is None and isinstance(want, torch.Tensor):
         got = torch.zeros_like(want)
@@ -257,7 +257,7 @@ def differs(got: Any, want: Any, form: str) -> str:
 
 
 def problem(seed: int, way: str, counts: Counter[str] | None = None) -> str:
-    """What a program does otherwise when it is fused; "" where nothing."""
+    """The difference between a program and its fused version; "" if there is none."""
     counts = Counter() if counts is None else counts
     rng = random.Random(seed)
     program = drawn(rng, fuses_helpers=way == "helpers")
@@ -265,9 +265,9 @@ def problem(seed: int, way: str, counts: Counter[str] | None = None) -> str:
     fn = plain.Net() if way == "module" else plain.f
     made = WAYS[way](fused)
     calls = [Call.drawn(rng) for _ in range(3)]
-    if rng.random() < 0.4:  # a plan learns shapes alone
+    if rng.random() < 0.4:  # only shapes change, which a plan learns
         calls = [replace(calls[0], shape=call.shape) for call in calls]
-    if "exec(" in program.text:  # parameters made in inference mode: eager torch refuses to keep them
+    if "exec(" in program.text:  # parameters made in inference mode: eager torch refuses to save them
         calls = [replace(call, form="plain") if call.form == "inference" else call for call in calls]
     log: list[str] = []
 
@@ -286,7 +286,7 @@ def problem(seed: int, way: str, counts: Counter[str] | None = None) -> str:
         refusal = got.get("error")
         if isinstance(refusal, OpGraphError) and not isinstance(refusal, InvalidShape):
             counts[f"refused, as in seed {seed}: {str(refusal).splitlines()[0]}"] += 1
-            return ""  # what it changed before it was refused is not what the whole call changes
+            return ""  # it stopped early, so its changes differ from those of a whole call
         if "error" in want:
             counts["refused by Python or torch"] += 1
             same = type(refusal) is type(want["error"])
@@ -300,12 +300,12 @@ def problem(seed: int, way: str, counts: Counter[str] | None = None) -> str:
 
 
 def _changed(line: str, program: types.ModuleType) -> None:
-    with suppress(Exception):  # so in both: an attribute that another line replaced
+    with suppress(Exception):  # in both programs alike: the line may use an attribute that another line replaced
         exec(line, program.__dict__)
 
 
 def main() -> int:
-    """The command; its exit status is 1 where a seed showed a problem."""
+    """The command; its exit status is 1 if a seed showed a problem."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:300", metavar="A:B", help="from A up to, but not, B; A: without an end")
     parser.add_argument("--way", choices=WAYS, default="function", help="what is fused")

@@ -1,5 +1,5 @@
-"""The real functions behind the float ops, in mpmath: a second opinion on the references, which are the truth of every
-other test. Arguments are exact; results are mpf or Fraction, complex where the function is not real (NaN)."""
+"""The real functions behind the float ops, in mpmath: an independent check of the references, which are the truth of
+all other tests. Arguments are exact; results are mpf or Fraction, complex where the function is not real (NaN)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _shrink(x: Any, bias: Any, lambd: Any) -> Any:
 
 
 def _lgamma(x: Any) -> Any:
-    if x < 0:  # by reflection, as loggamma of a negative number is complex
+    if x < 0:  # by reflection, because loggamma of a negative number is complex
         return mp.log(mp.pi / abs(x * mp.sinpi(x))) - mp.loggamma(-x)
     return mp.loggamma(x)
 
@@ -97,7 +97,7 @@ def _quantile(p: Any) -> Any:
 def _erfinv(y: Any) -> Any:
     if abs(y) >= 1:
         return mp.mpc(0, 1) if abs(y) > 1 else mp.sign(y) * mp.inf
-    # Next to 0 by the series: 50 digits of 1 - y hold few of y.
+    # Series next to 0: 50 digits of 1 - y hold few of y.
     return y * mp.sqrt(mp.pi) / 2 if abs(y) < mp.mpf(10) ** -17 else mp.sign(y) * _quantile(1 - abs(y))
 
 
@@ -123,7 +123,7 @@ def _i0e_slope(x: Any) -> Any:
     a = abs(x)
     if a < 1000:
         y = _scaled_bessel(1, a) - _scaled_bessel(0, a)
-    else:  # whose first terms cancel
+    else:  # the first terms cancel
         y = mp.fsum(_bessel_series(1, a)[1:]) - mp.fsum(_bessel_series(0, a)[1:])
     return mp.sign(x) * y
 
@@ -180,7 +180,7 @@ def _pow_backward(x: Any, d: Any, exponent: Any = None, *, order: int, beta: Any
         if b != mp.floor(b):
             return mp.mpc(0, 1)
         d = d if (int(b) - order) % 2 == 0 else -d  # 50 digits may round b - order
-    # Further than `_pow` goes, as d may be small.
+    # A larger range than `_pow` has, as d may be small.
     y, size = b - order, abs(x)
     if x == 0 or abs(y * mp.log(size)) < 5000:
         return d * coefficient * mp.power(size, y)
@@ -188,7 +188,7 @@ def _pow_backward(x: Any, d: Any, exponent: Any = None, *, order: int, beta: Any
 
 
 def _hard_sigmoid_backward(x: Any, d: Any, alpha: Any, beta: Any) -> Any:
-    inner = _fraction(alpha) * _fraction(x) + _fraction(beta)  # 50 digits would round what is next to 1
+    inner = _fraction(alpha) * _fraction(x) + _fraction(beta)  # 50 digits would round numbers next to 1
     return alpha * d if 0 < inner < 1 else mp.mpf(0)
 
 
@@ -291,8 +291,8 @@ REAL: dict[str, Callable[..., Any]] = {
     "Trunc": lambda x: mp.floor(x) if x >= 0 else mp.ceil(x),
 }
 
-#: Functions whose zeros are no special arguments: next to one, the last bit of the argument is worth more than the
-#: result. For them an ulp is one of max(|f|, |x f'(x)|). Kind -> f'.
+#: Functions whose zeros are at ordinary arguments: next to one, the last bit of the argument changes the result by more
+#: than the result. For them an ulp is one of max(|f|, |x f'(x)|). Kind -> f'.
 SLOPE: dict[str, Callable[[Any], Any]] = {
     "Lgamma": _digamma,
     "Digamma": _trigamma,
@@ -300,10 +300,10 @@ SLOPE: dict[str, Callable[[Any], Any]] = {
 
 
 def truth(kind: str, columns: list[np.ndarray], attrs: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The real function at float64 arguments, rounded to float64, the rest of it, and |x f'(x)| where that counts.
+    """The real function at float64 arguments, rounded to float64, the remainder, and |x f'(x)| where it is needed.
 
-    It counts for the kinds in SLOPE, and for derivatives: there it is the sum over all arguments but the gradient that
-    arrives, by differences. NaN where the function is not real. The third is -1 where mpmath has no answer (poles).
+    It is needed for the kinds in SLOPE, and for derivatives: there it is the sum over all arguments except the incoming
+    gradient, by differences. NaN where the function is not real. The third is -1 where mpmath has no answer (poles).
     """
     function, slope = REAL[kind], SLOPE.get(kind)
     moved = moved_inputs(kind)
@@ -324,7 +324,7 @@ def truth(kind: str, columns: list[np.ndarray], attrs: dict[str, Any]) -> tuple[
                 value = value.real
             high[i] = float(value)
             if np.isfinite(high[i]):
-                if moved and high[i] == 0 and value != 0:  # not a zero that must be met exactly
+                if moved and high[i] == 0 and value != 0:  # not a zero that must be exact
                     high[i] = np.copysign(np.nextafter(0.0, 1.0), float(mp.sign(value)))
                 low[i] = float(value - (Fraction(high[i]) if isinstance(value, Fraction) else mp.mpf(high[i])))
                 scale[i] = abs(float(args[0] * slope(args[0]))) if slope else _moves(function, args, exact, moved)
@@ -332,7 +332,7 @@ def truth(kind: str, columns: list[np.ndarray], attrs: dict[str, Any]) -> tuple[
 
 
 def moved_inputs(kind: str) -> list[int]:
-    """Of a derivative f'(x) d, the positions of all inputs but d: what x f'' is taken over. Empty for other ops."""
+    """The positions of all inputs but d in a derivative f'(x) d, over which x f'' is taken. Empty for other ops."""
     names = [p.name for p in opdef.get(kind, where="accuracy").inputs]
     return [i for i, name in enumerate(names) if name != "diff_dst"] if "diff_dst" in names else []
 

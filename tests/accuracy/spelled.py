@@ -1,4 +1,4 @@
-"""Named units, spelled out: the example of every row of the table of units, in any float dtype, and its truth."""
+"""Named units written in smaller ops: the example of every row of the units' table, in any float dtype; its truth."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.partition.rules import RULES, Rule, find_units
 
 
 def spelled_rules() -> list[tuple[str, Rule]]:
-    """Every row with a name that says which: "swish 3"."""
+    """Every row with its name and number: "swish 3"."""
     found: list[tuple[str, Rule]] = []
     for rule in RULES:
         count = sum(r.name == rule.name for _, r in found)
@@ -23,14 +23,14 @@ def spelled_rules() -> list[tuple[str, Rule]]:
 
 
 def graph_in(rule: Rule, dtype: str) -> og.Graph:
-    """The example that the rule takes, one-dimensional and in another dtype."""
+    """The rule's example graph, one-dimensional and in another dtype."""
     g = og.parse(re.sub(r"f(32|64)\[[0-9,]+\]", f"{dtype}[n]", rule.takes))
     assert isinstance(g, og.Graph)
     return g.finalize()
 
 
 def feeds_of(graph: og.Graph) -> dict[str, np.ndarray]:
-    """All values of a narrow dtype, or the comb through f32; for several inputs special and random values."""
+    """All values of a narrow dtype, or the comb through f32; special and random values for several inputs."""
     names = [t.name for t in graph.inputs]
     dtype = graph.inputs[0].dtype
     like = opdef.get("Multiply" if len(names) > 1 else "Swish", where="test")
@@ -44,11 +44,11 @@ def feeds_of(graph: og.Graph) -> dict[str, np.ndarray]:
 
 
 def truth_of(graph: og.Graph, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The truth of a spelled-out unit in float64, and where it holds.
+    """The truth of a unit in float64, and a mask of the elements where it holds.
 
-    It is that of the op which the unit means (its constants as the rule folds them); the spelled-out formula cancels
-    and overflows in float64 too. A gated unit is a product with such a value, which rounds in between: it is judged
-    where that value is a normal number.
+    The truth is that of the op that the unit stands for (with its constants as the rule folds them), because the
+    written formula cancels and overflows in float64 too. A gated unit is a product with such a value, which is rounded
+    in between: it is compared only where that value is a normal number.
     """
     units = {u.root.id: u for u in find_units(graph) if u.kind}
     values: dict[int, np.ndarray] = {t.id: feeds[t.name].astype(np.float64) for t in graph.inputs}

@@ -1,4 +1,4 @@
-"""specs/accuracy.md: measured and read. `python tests/accuracy/table.py [KIND ...]` measures and writes it."""
+"""Measures and reads specs/accuracy.md. `python tests/accuracy/table.py [KIND ...]` measures and writes it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read() -> Iterator[Row]:
 
 
 def rows(kinds: Collection[str]) -> Iterator[Row]:
-    """The rows of some kinds as measured here and now; those of the others as the page has them."""
+    """The rows of some kinds as measured now; those of the others as the page has them."""
     known = list(read())
     for record in measure.measured_ops():
         if record.kind not in kinds:
@@ -111,7 +111,7 @@ def text(kinds: Collection[str]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Writes the page; exits with 1 where a row exceeds its bound."""
+    """Writes the page; exits with 1 if a row exceeds its bound."""
     known = [record.kind for record in measure.measured_ops()]
     parser = argparse.ArgumentParser(
         description="Measures how far results are from the truth; writes specs/accuracy.md."

@@ -1,4 +1,4 @@
-"""How far results are from the truth: every op in every dtype, units, casts, integers, and runs of ops.
+"""Errors of results against the truth: every op in every dtype, units, casts, integers, and sequences of ops.
 
 The bounds are those of specs/accuracy.md; `python tests/accuracy/table.py` writes it.
 """
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there i
 
 @pytest.fixture(autouse=True)
 def _no_warnings_of_floats() -> Iterator[None]:
-    with np.errstate(all="ignore"):  # signalling NaN and overflow are inputs and results like others
+    with np.errstate(all="ignore"):  # signalling NaN and overflow are valid inputs and results
         yield
 
 
@@ -121,7 +121,7 @@ def test_an_op_is_as_close_to_the_truth_as_the_page_says(record: OpDef, dtype: s
 
 @pytest.mark.parametrize("dtype,end", [("f32", 9.5), ("f64", 20)])
 def test_tanh_is_rounded_once_where_it_is_next_to_1(dtype: str, end: float) -> None:
-    """Backward computes 1 - y^2 of the result, of which the last bit of y is a large part."""
+    """Backward computes 1 - y^2 from the result, where the last bit of y has a large effect."""
     import mpmath
 
     x = np.linspace(2, end, 3000).astype(dtypes.get(dtype).numpy)
@@ -134,7 +134,7 @@ def test_tanh_is_rounded_once_where_it_is_next_to_1(dtype: str, end: float) -> N
 
 def test_rows_of_some_kinds_are_measured_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = table.PAGE.read_text(encoding="utf-8")
-    assert table.text(()) == right  # nothing measured, nothing else written
+    assert table.text(()) == right  # nothing is measured and nothing else changes
     mine = tmp_path / "accuracy.md"
     mine.write_text(
         right.replace("| Floor | f64 | 0 |", "| Floor | f64 | 7 |").replace("| Abs | f64 | 0 |", "| Abs | f64 | 7 |")
@@ -156,7 +156,7 @@ def test_the_page_has_no_other_rows() -> None:
 
 
 def test_a_reference_is_true(record: OpDef) -> None:
-    # A reference that is off by 16 ulp of f64 moves a measured f32 error by 3e-8 ulp.
+    # A reference that is off by 16 ulp of f64 changes a measured f32 error by 3e-8 ulp.
     if "f64" not in samples.dtypes_of(record):
         pytest.skip("not in f64")
     for case in measure.cases(record, "f64"):
@@ -197,7 +197,7 @@ WHOLE = (*dtypes.INTS, "boolean")
 
 
 def whole_values(dtype: str, count: int) -> np.ndarray:
-    """All values of a dtype of 8 bits or 1; the edges of the others, and random ones."""
+    """All values of an 8-bit or 1-bit dtype; the edges of the others, and random ones."""
     if dtype == "boolean":
         return np.array([False, True])
     info = np.iinfo(dtypes.get(dtype).numpy)
@@ -245,7 +245,7 @@ def test_integers_and_truth_values_are_exactly_the_references(record: OpDef) -> 
 
 
 def python_whole(record: OpDef) -> Any:
-    """Integer arithmetic in Python, modulo 2^8: what s8 and u8 results must be."""
+    """Integer arithmetic in Python, modulo 2^8, as the truth of s8 and u8 results."""
     quotient = lambda a, b: 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # noqa: E731
     return {
         "Add": lambda a, b: a + b,
@@ -293,7 +293,7 @@ def test_an_index_is_exact(record: OpDef) -> None:
 
 
 def cast_values(dtype: str) -> np.ndarray:
-    """Every value of a narrow dtype; of the others the edges of all dtypes, ties, and random ones."""
+    """Every value of a narrow dtype; for the others the edges of all dtypes, ties, and random ones."""
     if dtype in WHOLE:
         return whole_values(dtype, 20_000)
     target = dtypes.get(dtype).numpy
@@ -301,7 +301,7 @@ def cast_values(dtype: str) -> np.ndarray:
         return points.every_16_bit_value(target)
     rng = np.random.default_rng(3)
     edges = [s * (2.0**k + d) for k in range(65) for d in (-1, -0.5, 0, 0.5, 1) for s in (1, -1)]
-    for narrow in measure.NARROW:  # ties between neighbours, and just beside them
+    for narrow in measure.NARROW:  # ties between neighbours, and values next to them
         values = points.every_16_bit_value(dtypes.get(narrow).numpy).astype(np.float64)
         ordered = np.unique(values[np.isfinite(values)])
         edges += list((ordered[1:] / 2 + ordered[:-1] / 2)[:: 7 if dtype == "f64" else 11])
@@ -313,7 +313,7 @@ def cast_values(dtype: str) -> np.ndarray:
 
 
 def nearest(values: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
-    """|float64| to a narrow float: by binary search among all of its values, ties to the even bit pattern. No NaN."""
+    """|float64| to a narrow float, by binary search among all of its values; ties to the even bit pattern. No NaN."""
     order = points.every_16_bit_value(target)
     wide = order.astype(np.float64)
     keep = np.isfinite(wide) & ~np.signbit(wide)
@@ -322,7 +322,7 @@ def nearest(values: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
     grid, bits = np.append(grid, limit), np.append(bits, bits[-1] + 1)  # the next pattern is infinity
     size = np.minimum(np.abs(values), limit)
     above = np.clip(np.searchsorted(grid, size), 1, len(grid) - 1)
-    down, up = size - grid[above - 1], grid[above] - size  # exact: both within a factor of two, or subnormal
+    down, up = size - grid[above - 1], grid[above] - size  # exact: both are within a factor of two, or subnormal
     up_wins = (up < down) | ((up == down) & (bits[above] % 2 == 0))
     return points.of_bits(np.where(up_wins, bits[above], bits[above - 1]), target)
 
@@ -363,7 +363,7 @@ def test_a_cast_to_an_integer_truncates_and_saturates(target: str) -> None:
     assert cast(values, target).tolist() == expected
 
 
-# -- runs of ops ------------------------------------------------------------------------------------------------------
+# -- sequences of ops -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
@@ -379,7 +379,7 @@ def test_a_run_of_ops_is_as_accurate_as_numpy(text: str, dtype: str) -> None:
 
 
 def judge(graph: og.Graph, feeds: dict[str, np.ndarray]) -> None:
-    """The slack rule: the kernel against NumPy, and against the loop interpreted."""
+    """Checks the slack rule: the kernel against NumPy, and against the interpreted loop."""
     exact, peer = np.asarray(og.evaluate(graph, feeds)), peers(graph, feeds)
     if not dtypes.of_array(peer.dtype, where="test").is_float:
         return
@@ -411,7 +411,7 @@ def test_a_random_run_of_ops_is_as_accurate_as_numpy(dtype: str) -> None:
 
 
 def judge_last(graph: og.Graph, feeds: dict[str, np.ndarray], output: int) -> None:
-    """As `judge`, for the output with an id, the other values left out."""
+    """As `judge`, for the output with an id, without the other values."""
     g = og.Graph()
     made: dict[int, Any] = {t.id: g.input(str(t.name), t.dtype, t.dims) for t in graph.inputs}
     needed = {output}
@@ -447,7 +447,7 @@ CHUNK = 8
 
 
 def chunks() -> list[tuple[str, list[measure.Case]]]:
-    """The first form of every op in f32, of some in bf16, a few to a graph: kernels take time to compile."""
+    """The first form of every op in f32, of some in bf16, a few per graph: kernels take time to compile."""
     found = []
     for dtype, step in (("f32", 1), ("bf16", 5)):
         cases = [next(measure.cases(r, dtype)) for r in measure.measured_ops()[::step] if not r.channel_inputs]
@@ -457,7 +457,7 @@ def chunks() -> list[tuple[str, list[measure.Case]]]:
 
 
 def sum_of(dtype: str, cases: list[measure.Case], dims: int) -> og.Graph:
-    """The ops of a chunk and their sum: connected, so that they are one kernel."""
+    """The ops of a chunk and their sum, which connects them into one kernel."""
     g = og.Graph()
     x, y = (g.input(n, dtype, (None,) * dims) for n in "xy")
     total = None
@@ -469,12 +469,12 @@ def sum_of(dtype: str, cases: list[measure.Case], dims: int) -> og.Graph:
 
 
 def same_bits(a: Any, b: Any) -> None:
-    """Of results by name, or of a single one."""
+    """Compares results by name, or a single one."""
     a, b = ({"y": r} if isinstance(r, np.ndarray) else r for r in (a, b))
     assert a.keys() == b.keys()
     for name in a:
         one, two = (np.ascontiguousarray(r[name]) for r in (a, b))
-        # NaN has a sign and a payload that nobody promises.
+        # The sign and payload of NaN are unspecified.
         both_nan = (one != one) & (two != two)
         differ = (points.bits_of(one) != points.bits_of(two)) & ~both_nan
         assert not differ.any(), (name, np.argwhere(differ)[0])

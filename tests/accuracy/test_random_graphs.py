@@ -1,4 +1,4 @@
-"""A few seeds of `tests/accuracy/random_graphs.py`, and that the tool sees what is wrong."""
+"""A few seeds of `tests/accuracy/random_graphs.py`, and tests that the tool finds wrong results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opgraph.ir.opdef import all_ops
 from opgraph.runtime import cpu_compiler, executable, threads
 from opgraph.runtime.training import Pullback
 
-#: Few, as kernels have to be compiled; files need none.
+#: Few seeds, because kernels must be compiled; files need no kernels.
 SEEDS = {
     "calls": range(4),
     "gradients": range(3),
@@ -72,7 +72,7 @@ def test_a_piece_that_a_thread_leaves_out_is_told(planted: bool, monkeypatch: py
 
 
 def test_arrays_of_other_sizes_make_no_value_that_no_memory_holds() -> None:
-    """[n,1] and [n] meet as [n,n] there, where a later n was 99,999."""
+    """[n,1] and [n] broadcast to [n,n] there, where a later n was 99,999."""
     assert len(scenario(5128454).feeds) == 2
 
 
@@ -104,7 +104,7 @@ def test_a_wrong_result_is_told_and_a_rounded_one_is_not() -> None:
 def test_nothing_is_asked_where_rounding_decides() -> None:
     x = np.array([1.25, 2.0], np.float32)
     truth = one_truth("graph(x: f32[2]) -> (y)\n  a = Multiply(x, 3.1)\n  b = Divide(a, 3.1)\n  y = Floor(b)", x=x)
-    for second in (1, 2):  # 2 or a hair less
+    for second in (1, 2):  # 2, or slightly less
         assert problem(np.array([1, second], np.float32), truth) == ""
     assert problem(np.array([2, 2], np.float32), truth)
 
@@ -120,7 +120,7 @@ def test_errors_of_f64_that_cancel_in_a_few_runs_are_drawn_again() -> None:
 
 
 def test_f16_values_below_its_normal_numbers_may_be_stored_or_not() -> None:
-    """Stored they are 0, and what is left of 2e-5 - s is 2e-5, which y, not stored, shows."""
+    """If stored, they are 0 and 2e-5 - s is 2e-5, which shows in y; y itself is not stored."""
     text = """graph(x: f64[4000]) -> (y)
       a: f16[4000] = TypeCast(x)
       q = Multiply(a, 0.0001)
@@ -178,7 +178,7 @@ def test_a_pullback_that_reads_what_a_later_call_kept_is_told(planted: bool, mon
 
 
 def test_a_sum_inside_a_norm_is_rounded() -> None:
-    """ln(1 + a little) of LogSoftmax has the error of the sum, as NumPy's has: 40 digits tell how large it is."""
+    """ln(1 + a little) in LogSoftmax has the error of the sum, as in NumPy. 40 digits show how large it is."""
     mpmath = pytest.importorskip("mpmath")
     x = np.array([0.0, -8.0])
     truth = one_truth("graph(x: f64[2]) -> (y)\n  y = LogSoftmax(x, axis=0)", x=x)
@@ -190,7 +190,7 @@ def test_a_sum_inside_a_norm_is_rounded() -> None:
 
 
 def test_the_last_bit_of_x_counts_next_to_a_zero_of_a_derivative_of_f64() -> None:
-    x = np.array([-1.1924312])  # where the derivative of Mish crosses 0
+    x = np.array([-1.1924312])  # the derivative of Mish crosses 0 here
     text = "graph(x: f64[1]) -> (y)\n  y = MishBackward(x, 1.0)"
     truth = one_truth(text, x=x)
     near = [one_truth(text, x=np.nextafter(x, side)).value for side in (-2, 0)]
@@ -223,7 +223,7 @@ def test_a_unit_that_is_one_op_may_be_finite_where_its_parts_make_nan() -> None:
 
 
 def test_a_sum_next_to_the_largest_number_may_overflow() -> None:
-    """A factor that a kernel takes out of a sum decides whether it does."""
+    """It depends on whether a kernel moves a factor out of the sum."""
     x = np.array([[3e38, -1.0], [3.0, -1.0]], np.float32)
     text = "graph(x: f32[2,2]) -> (y)\n  m = ReduceMean(x, axes=[1], keep_dims=true)\n  y = Multiply(m, 1e-3)"
     truth = one_truth(text, x=x)
@@ -243,7 +243,7 @@ def test_the_gradient_of_what_is_clamped_is_asked_for() -> None:
 
 
 def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GELU(-6) is -6e-9, whose sign is -1; torch's, which is half of -6 times (1 + erf(-4.2)), is 0."""
+    """GELU(-6) is -6e-9, whose sign is -1. torch computes half of -6 times (1 + erf(-4.2)), which is 0."""
     x = np.array([-6.0, 6.0, -2.0], np.float32)
     text = "graph(x: f32[3]) -> (y)\n  a = GELU(x)\n  y = Sign(a)"
     torchs = np.array([0, 1, -1], np.float32)
@@ -255,7 +255,7 @@ def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.Monk
 
 
 def test_a_function_of_torchs_may_make_nan_of_an_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HardSwish(-inf) is -0; torch's is -inf times 0."""
+    """HardSwish(-inf) is -0; torch computes -inf times 0."""
     x = np.array([-np.inf, 1.0], np.float32)
     text = "graph(x: f32[2]) -> (y)\n  y = HardSwish(x)"
     torchs, wrong = (np.array(a, np.float32) for a in ([np.nan, 2 / 3], [-np.inf, np.nan]))
@@ -295,7 +295,7 @@ def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(m
 
 
 def test_a_wrong_kernel_is_told_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels of several seeds are one text: each seed has its own, and what is set for all is as the seed set it."""
+    """Kernels of several seeds are compiled as one text. Each seed gets its own kernel, and its own global settings."""
     monkeypatch.setattr(cpu_compiler, "GCC_LEVEL", ("-O0",))
     kinds, told = ("Tanh", "Sinh", "Cosh"), {}
     usual = Together._compile
@@ -330,7 +330,7 @@ def test_what_the_reference_refuses_of_an_op_that_no_output_needs_is_no_problem(
     text = "graph(x: f32[n], z: f32[m]) -> (y)\n  s = ReduceSum(x, axes=[0])\n  y = Add(x, s)\n  d = Add(x, z)"
     graph = og.parse(text).finalize()
     found = Scenario(graph, [{"x": np.ones(3, np.float32), "z": np.ones(5, np.float32)}], True)
-    monkeypatch.setattr("random_calls.differing", lambda *args: iter(["other bits"]))  # so that the truth is asked for
+    monkeypatch.setattr("random_calls.differing", lambda *args: iter(["other bits"]))  # so that the truth is computed
     assert problems(found, CHECKS["written"], 0) == []
 
 
@@ -338,7 +338,7 @@ def test_what_the_reference_refuses_of_an_op_that_no_output_needs_is_no_problem(
 def test_the_gradient_of_the_largest_of_values_that_are_made_again_is_no_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The pass back compares Mish(x) with the largest, which is kept in f32; in f64 the two are equal nowhere."""
+    """Backward compares Mish(x) with the maximum, which is kept in f32; in f64 no element is equal to it."""
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     graph = og.parse("graph(x: f32[n,4]) -> (y)\n  m = Mish(x)\n  y = ReduceMax(m, axes=[0])").finalize()
@@ -375,7 +375,7 @@ def test_what_is_read_for_its_shape_alone_makes_nothing_inexact() -> None:
 
 
 def test_a_convolution_may_be_nan_where_torchs_own_is() -> None:
-    """In bf16, oneDNN's result beside an infinity may be NaN though no product of its sum is."""
+    """In bf16, oneDNN's result next to an infinity may be NaN though no product of its sum is."""
     torch = pytest.importorskip("torch")
     x, w = np.ones((1, 3, 5), ml_dtypes.bfloat16), np.ones((4, 3, 3), ml_dtypes.bfloat16)
     x[0, 2, 4] = np.inf
@@ -387,7 +387,7 @@ def test_a_convolution_may_be_nan_where_torchs_own_is() -> None:
 
 
 def test_in_some_runs_all_readers_of_16_bits_have_what_is_stored() -> None:
-    """The derivative of a Clamp compares its result with its operand, which differ where each is rounded by itself."""
+    """The derivative of a Clamp compares its result with its operand, which differ if each is rounded separately."""
     forward = og.parse("graph(x: f16[3]) -> (y)\n  z = Sin(x)\n  y = Clamp(z, min=-2.0, max=2.0)")
     graph, x = og.gradient(forward, wrt=["x"]), np.array([1, 0.5, 2], np.float16)
     ways = set()
@@ -400,7 +400,7 @@ def test_in_some_runs_all_readers_of_16_bits_have_what_is_stored() -> None:
 
 
 def test_a_comparison_may_follow_from_a_sum_that_does_not_overflow() -> None:
-    """The sum of 3e38 twice may be inf in f32, and the square is: the kernel compares 0 with it, f64 4 with 4."""
+    """The sum of 3e38 twice may be inf in f32, and so is the square: the kernel compares 0 with it, f64 4 with 4."""
     text = """graph(x: f32[66]) -> (y)
   m = ReduceMean(x, axes=[0], keep_dims=true)
   d = Subtract(x, m)
@@ -429,7 +429,7 @@ def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows(
 
 
 def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
-    """1e200 twice and then -1e-100: -1e300 or -inf, by the order, whatever the other rows are."""
+    """1e200 twice and then -1e-100: -1e300 or -inf, depending on the order, for any values of the other rows."""
     x = np.array([[1e200, 1e200, -1e-100], [np.inf, 2.0, 1.0], [np.inf, 0.0, 1.0]])
     truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
     for first in (-1e300, -np.inf):
@@ -439,7 +439,7 @@ def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
 
 
 def test_a_product_that_vanishes_in_part_may_meet_an_infinity() -> None:
-    """1e-310 twice and inf: NaN in torch, inf in NumPy; one of them alone does not vanish."""
+    """1e-310 twice and inf: NaN in torch, inf in NumPy; with one 1e-310 the product does not vanish."""
     x = np.array([[1e-310, 1e-310, np.inf], [1e-310, np.inf, -1.0], [2.0, -np.inf, 2.0]])
     for order in ([0, 1, 2], [2, 0, 1]):
         truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x[:, order])

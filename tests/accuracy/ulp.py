@@ -27,18 +27,19 @@ def errors(
     scale: Any = 0.0,
     factor: np.ndarray | None = None,
 ) -> np.ndarray:
-    """How far results are from the truth, in ulp of their dtype at the truth (or at `scale`, where that is larger).
+    """The distance of results from the truth, in ulp of their dtype at the truth (or at `scale`, where that is larger).
 
     Args:
         got: results in a float dtype.
         truth, low: the truth in float64, as an unevaluated sum.
         scale: a magnitude to measure against where it exceeds that of the truth.
-        factor: of a truth that is f'(x) d, this d, where f' was computed in f32: measured is f'(x). The smallest number
-            of f32 times d is aside; in f32 so is the rounding of the product, and the ulp is that of f'.
+        factor: the d of a truth f'(x) d whose f' was computed in f32. Then f'(x) is measured, and the smallest f32
+            number times d is allowed; in f32 so is the rounding of the product, and the ulp is that of f'.
 
-    The distance is infinite where one of the two alone is NaN or an infinite truth is missed, where a zero has the
-    wrong sign (`scale` aside), and where the truth is zero and the result is not. An infinite result for a finite truth
-    counts as the first power of two that the dtype does not hold: rounding to infinity is right from half an ulp below.
+    The distance is infinite where exactly one of the two is NaN, where an infinite truth is missed, where a zero has
+    the wrong sign (except within `scale`), and where the truth is zero and the result is not. An infinite result for a
+    finite truth counts as the first power of two that the dtype does not hold: rounding to infinity is right from half
+    an ulp below.
     """
     info = ml_dtypes.finfo(got.dtype)
     with np.errstate(all="ignore"):
@@ -65,11 +66,11 @@ def errors(
 def assert_as_accurate_as(
     got: np.ndarray, peer: np.ndarray, exact: np.ndarray, slack: float = 2.0, floor: float = 0.5, label: str = ""
 ) -> None:
-    """The slack rule: results are at most `slack` times as far from the truth as a peer's in the same dtype.
+    """Checks the slack rule: errors are at most `slack` times those of a peer in the same dtype.
 
     Both are measured in ulp at the truth, over the elements where the peer and the truth are finite; the worst element
-    and the 99th percentile must both hold. `floor` is what nobody can be asked to undercut: half an ulp for one
-    rounding, more where the last op alone is allowed more.
+    and the 99th percentile must both hold. `floor` is an error that is always allowed: half an ulp for one rounding,
+    more where the bound of the last op is larger.
 
     Raises:
         AssertionError: with the worst element.
@@ -92,7 +93,7 @@ def assert_as_accurate_as(
 
 
 def _distance(values: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """As `errors`, but either zero is zero: what a sum cancels to has no sign to speak of."""
+    """As `errors`, except that zeros of both signs are equal: the sign of a sum that cancels to zero is arbitrary."""
     signed = np.where(values == 0, np.copysign(np.zeros((), values.dtype), exact.astype(values.dtype)), values)
     ulp = spacing(exact, values.dtype)
     return np.where(exact == 0, np.abs(values.astype(np.float64)) / ulp, errors(signed, exact))
