@@ -1,4 +1,4 @@
-"""Nodes as models in the world have them: without axes, bounds or types, and with parameters that broadcast."""
+"""Nodes as they occur in real models: without axes, bounds or types, and with parameters that broadcast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(
     opset: int = 18,
     constants: dict[str, np.ndarray] | None = None,
 ) -> Any:
-    """From an f32 x to a y of a shape."""
+    """A model from an f32 x to a y of a given shape."""
     graph = helper.make_graph(
         nodes,
         "g",
@@ -85,7 +85,7 @@ def test_a_norm_whose_scale_broadcasts_stays_onnxs(kind: str, opset: int) -> Non
 
 @pytest.mark.parametrize("opset", [17, 20])
 def test_a_gelu_between_products_becomes_a_function_though_no_type_is_stated(opset: int) -> None:
-    """Before opset 20 its body calls com.microsoft's, of which onnx infers no type."""
+    """Before opset 20 its body calls com.microsoft's, for which onnx infers no type."""
     x = X[0, 0, :, :4].copy()
     one = {"half": 0.5, "one": 1.0, "root": np.sqrt(2.0)}
     nodes = [

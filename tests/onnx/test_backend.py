@@ -1,6 +1,6 @@
 """onnx's own backend suite through og.onnx.backend, and the interface itself.
 
-`python tests/onnx_backend/run.py` prints who ran what, and compares with stock onnxruntime.
+`python tests/onnx_backend/run.py` prints the engine of each test, and compares with stock onnxruntime.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_onnxs_own_suite_passes_but_for_what_is_listed(
     unexpected = {n: o for n, o in failed.items() if n not in delegated | refused}
     assert not unexpected
     assert failed.keys() == delegated | refused, "a listed test passes: take it off the list"
-    for name in delegated:  # no wrong answer of opgraph's own
+    for name in delegated:  # these wrong answers are not opgraph's own
         assert outcomes[name].status == "wrong"
         assert "onnxruntime" in outcomes[name].engines
     assert all(outcomes[name].status == "refused" for name in refused)
@@ -57,7 +57,7 @@ def test_onnxs_own_suite_passes_but_for_what_is_listed(
 def test_the_suite_has_the_pointwise_tests_that_are_counted() -> None:
     pointwise = onnx_suite.pointwise()
     native = [n for n, m in pointwise.items() if onnx_suite.has_arithmetic_types(m)]
-    assert len(pointwise) >= 430  # as onnx 1.23.2 has them; a new record may add some
+    assert len(pointwise) >= 430  # the number in onnx 1.23.2; a new record may add some
     assert len(native) >= 262
 
 

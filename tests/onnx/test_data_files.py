@@ -1,4 +1,4 @@
-"""Models with data files, written to odd places: what is written can be read, and the source stays what it was."""
+"""Models with data files, written to unusual places: the result can be read, and the source is unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def source(folder: Path, data: str = "w.bin", location: str = "") -> Path:
 
 
 def assert_computes(path: Path) -> None:
-    """In onnxruntime and here."""
+    """Checks the model's result in onnxruntime and in opgraph."""
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for y in (session.run(None, {"x": X})[0], og.evaluate(og.onnx.load(path), x=X)):
         np.testing.assert_allclose(y, Y, rtol=1e-4, atol=1e-5)
@@ -92,7 +92,7 @@ def test_the_folder_of_the_process_may_change_between_load_and_save(
 ) -> None:
     source(tmp_path / "here")
     source(tmp_path / "there")
-    (tmp_path / "there" / "w.bin").write_bytes(bytes(3204))  # of another model
+    (tmp_path / "there" / "w.bin").write_bytes(bytes(3204))  # data of another model
     monkeypatch.chdir(tmp_path / "here")
     graph = og.onnx.load("m.onnx" if kind == "path" else ir.load("m.onnx"))
     monkeypatch.chdir(tmp_path / "there")
@@ -105,7 +105,7 @@ def test_the_folder_of_the_process_may_change_between_load_and_save(
 
 
 def test_data_that_a_reader_would_not_find_or_refuse_are_written_anew(tmp_path: Path) -> None:
-    """In the cache of a model hub only links lie beside the model; what is written there is no link."""
+    """In the cache of a model hub the files next to a model are links; data that are written there are no links."""
     model = source(tmp_path / "store")
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -113,7 +113,7 @@ def test_data_that_a_reader_would_not_find_or_refuse_are_written_anew(tmp_path: 
         (cache / name).symlink_to(tmp_path / "store" / name)
     og.onnx.save(og.onnx.load(cache / "m.onnx"), cache / "new.onnx")
     assert_computes(cache / "new.onnx")
-    og.onnx.save(og.onnx.load(cache / "m.onnx"), cache / "m.onnx")  # the link stays, and leads to the data
+    og.onnx.save(og.onnx.load(cache / "m.onnx"), cache / "m.onnx")  # the link stays, and points to the data
     assert_computes(model)
     assert (cache / "m.onnx").is_symlink() and not (cache / "m.onnx.data").exists()
     graph = og.onnx.load(model)

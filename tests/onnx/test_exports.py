@@ -1,4 +1,4 @@
-"""What torch's exporters write loads, runs as torch does, and goes back unchanged.
+"""Models from torch's exporters load, run as in torch, and are written back unchanged.
 
 `python tests/onnx_exports/run.py --zoo` runs every opset from 13 to 25 in every type.
 """
@@ -23,14 +23,14 @@ import exported  # noqa: E402  # needs torch
 from opgraph.onnx.save import to_model  # noqa: E402
 from opgraph.partition.rules import find_units  # noqa: E402
 
-#: Kinds that stay with onnxruntime, whatever the opset.
+#: Kinds that run in onnxruntime at any opset.
 FOREIGN = {"Split", "Softmax", "LayerNormalization", "ReduceMean", "Shape", "ConstantOfShape", "RMSNormalization"}
 WHOLE = {**exported.ZOO, **exported.NEW_ONLY}
 
 
 def run(graph: og.Graph, *inputs: Any) -> list[np.ndarray]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # onnx's evaluator steps in for bf16
+        warnings.simplefilter("ignore", RuntimeWarning)  # onnx's evaluator runs bf16 instead
         compiled = og.compile(graph)
         made = compiled(dict(zip([t.name for t in graph.inputs], inputs, strict=True)))
     return list(made.values()) if isinstance(made, dict) else [made]
@@ -68,7 +68,7 @@ def test_a_zoo_of_activations_is_native_and_within_the_rounding_of_torch(opset: 
 
 @pytest.mark.parametrize("opset", [13])
 def test_the_older_exporter_at_the_oldest_opset(opset: int) -> None:
-    zoo = {n: f for n, f in exported.ZOO.items() if n != "hardswish"}  # since 14
+    zoo = {n: f for n, f in exported.ZOO.items() if n != "hardswish"}  # exported since opset 14
     model = exported.export_by_tracing(exported.Zoo(zoo), (torch.randn(3, 8),), opset)
     graph = og.onnx.load(model)
     assert_as_torch(graph, zoo, torch.float32)
@@ -78,7 +78,7 @@ def test_the_older_exporter_at_the_oldest_opset(opset: int) -> None:
 def test_what_the_exporter_writes_at_opset_26_is_refused_by_name() -> None:
     try:
         model = exported.export(exported.Zoo({"gelu": exported.ZOO["gelu"]}), (torch.randn(3, 8),), 26)
-    except Exception:  # a newer torch may do without
+    except Exception:  # a newer torch may not raise
         pytest.skip("this torch writes no opset 26")
     if [e.version for e in model.opset_import if e.domain == ""] == [26]:
         assert og.onnx.load(model).ops[0].kind == "GELU"

@@ -1,4 +1,4 @@
-"""Every form of `save` finds the units of every graph, whatever it came from, and is a fixed point after one save."""
+"""Every form of `save` finds the units of every graph, of any origin, and is a fixed point after one save."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def loaded(graph: og.Graph) -> og.Graph:
     return og.onnx.load(to_model(graph, form="decomposed"))
 
 
-#: Ways for a graph to come about; each gives a graph of the same content.
+#: Origins of a graph; each gives a graph of the same content.
 ORIGINS: dict[str, Callable[[og.Graph], og.Graph]] = {
     "composed": lambda g: g,
     "its text": lambda g: og.parse(str(g)),
@@ -65,7 +65,7 @@ def test_every_form_finds_the_same_units_in_every_graph_and_is_a_fixed_point(row
 def test_the_readmes_graph_is_written_the_same_by_save_and_by_the_command_line(tmp_path: Path) -> None:
     code = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1].split("print(g.explain())")[0]
     names: dict[str, Any] = {}
-    exec(code, names)  # the page's own code, up to what it prints
+    exec(code, names)  # the page's own code, up to its first print
     graph = names["g"]
     og.onnx.save(graph, tmp_path / "plain.onnx", form="decomposed")
     assert types(onnx.load(tmp_path / "plain.onnx"))[:3] == ["Mul", "Sigmoid", "Mul"]
@@ -90,7 +90,7 @@ def test_a_function_of_opgraph_is_no_reason_to_stay_in_an_opset_where_its_body_m
     swish = " s = Sigmoid(a)\n y = Multiply(a, s)"
     square = og.parse(f"graph(x: f32[n,4]) -> (y)\n b = Square(x)\n c = Pow(b, beta=2.0)\n a = Identity(c)\n{swish}")
     assert types(to_model(loaded(square), form="standard"))[-1] == "Swish"
-    # At opset 13 the body of a norm says its axes as an attribute, which ReduceMean no longer has at 24.
+    # At opset 13 the body of a norm has its axes in an attribute, which ReduceMean no longer has at 24.
     norm = og.onnx.load(to_model(og.parse(NORMS[0].takes), opset=13))
     assert types(to_model(norm)) == ["opgraph::RMSNorm"]
     model = to_model(norm)
@@ -112,7 +112,7 @@ def test_a_number_of_a_dtype_that_a_node_does_not_take_is_not_given_to_it() -> N
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
 @pytest.mark.parametrize("bounds", ["min=nan, max=1.0", "min=-1.0, max=nan", "min=nan"])
 def test_a_bound_that_is_nan_makes_all_nan_in_onnxruntime_too(bounds: str, dtype: str) -> None:
-    """Its Clip ignores such a bound; Max and Min do not."""
+    """onnxruntime's Clip ignores such a bound; Max and Min do not."""
     ort = pytest.importorskip("onnxruntime")
     graph = og.parse(f"graph(x: {dtype}[3]) -> (y)\n y = Clamp(x, {bounds})")
     x = np.asarray([-2, 0, 2]).astype(dtypes.get(dtype).numpy)

@@ -1,4 +1,4 @@
-"""Random models, right ones and damaged ones: round trips, and agreement with others on what loads and runs.
+"""Random models, valid and damaged: round trips, and agreement with other tools on which models load and run.
 
 `tests/fuzz/` holds the long runs: structure-aware over many seeds, coverage-guided over bytes.
 """
@@ -53,7 +53,7 @@ def test_a_model_with_data_files_comes_back_with_their_layout(rng: Any) -> None:
         source = onnx.load(folder / "m.onnx", load_external_data=False)
         graph = og.onnx.load(folder / "m.onnx")
         before = {p.name: p.read_bytes() for p in folder.iterdir()}
-        swish = any(op.kind == "Swish" for op in graph.ops)  # which has to be written as something else
+        swish = any(op.kind == "Swish" for op in graph.ops)  # it must be written as another op
         og.onnx.save(graph, folder / "beside.onnx", form="decomposed")
         assert {p.name: p.read_bytes() for p in folder.iterdir() if p.name in before} == before
         assert swish or onnx.load(folder / "beside.onnx", load_external_data=False) == source
@@ -80,7 +80,7 @@ def assert_agrees(rng: Any, *, compiled: bool) -> None:
     feeds = random_models.feeds_of(model, rng)
     assert graph is not None
     got, want = model_checks.computed(graph, feeds, compiled=compiled), model_checks.expected(model, feeds)
-    if want is not None:  # a model in bf16 may be one that nobody else takes
+    if want is not None:  # a bf16 model may be one that no other tool runs
         assert got is not None
         model_checks.agrees(got, want, model)
 

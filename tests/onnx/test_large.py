@@ -1,4 +1,4 @@
-"""Large models: weights are mapped and not read, files over 2 GiB go in and out, many nodes take seconds."""
+"""Large models: weights are mapped and not read, files over 2 GiB load and save, many nodes take seconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def two_gib(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_over_2_gib_loads_and_saves_beside_its_data_without_reading_them(two_gib: Path) -> None:
-    og.onnx.load(large.chain(3))  # what is imported is imported
+    og.onnx.load(large.chain(3))  # so that all imports are done
     before = large.memory()
     graph = og.onnx.load(two_gib)
     graph.get_partitions()

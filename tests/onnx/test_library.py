@@ -36,7 +36,7 @@ T = onnx.TensorProto
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 NAN = float("nan")
 
-#: Activations as a user writes them: one partition each. `shapes` are those of calls, by input.
+#: Hand-written activations, one partition each. `shapes` are the input shapes of each call.
 ACTIVATIONS = {
     "several outputs": (
         "graph(x: f32[n,m], a: f32[m]) -> (y, z)\n t = Exp(x)\n u = Multiply(t, a)\n y = Add(u, 1.5)\n w = Tanh(y)\n"
@@ -104,7 +104,7 @@ def drafts() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def library(drafts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """One library for all models here: ops have names of their own."""
+    """One library for all models here: its ops have distinct names."""
     ops = [op for draft in drafts.values() for op in draft.library] + list(swish_ops())
     path = tmp_path_factory.mktemp("library") / "all.so"
     path.write_bytes(build.compiled(ops))
@@ -124,7 +124,7 @@ def session(model: Any, library: str | None, level: str = LEVELS[-1], threads: i
 
 
 def ran(run: Any, feeds: dict[str, np.ndarray], shape: tuple[int, ...] = ()) -> list[np.ndarray]:
-    """The outputs; bf16 goes in and out by its bits, since NumPy has no such type."""
+    """The outputs; bf16 arrays are passed as bits, since NumPy has no such type."""
     if all(a.dtype != ml_dtypes.bfloat16 for a in feeds.values()):
         return list(run.run(None, feeds))
     binding = run.io_binding()
@@ -235,7 +235,7 @@ def test_an_alpha_that_a_node_leaves_out_is_one(library: str) -> None:
     np.testing.assert_array_equal(session(model, library).run(None, {"x": x})[0], said)
 
 
-# -- what goes wrong ------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_shapes_that_do_not_broadcast_are_an_error_of_the_run(drafts: dict[str, Any], library: str) -> None:
@@ -244,11 +244,11 @@ def test_shapes_that_do_not_broadcast_are_an_error_of_the_run(drafts: dict[str, 
     with pytest.raises(Exception, match="do not broadcast"):
         run.run(None, bad)
     bad["b"] = np.ones((3, 4), np.float32)
-    assert run.run(None, bad)[0].shape == (3, 4)  # and the session goes on
+    assert run.run(None, bad)[0].shape == (3, 4)  # and the session still works
 
 
 def test_an_onnxruntime_that_is_too_old_is_told_so(library: str) -> None:
-    """As one of version 1.16 asks: no table for the version that the library needs."""
+    """Version 1.16 is simulated: it has no table for the version that the library needs."""
     message: list[bytes] = []
     create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(
         lambda code, text: message.append(text) or 1
@@ -271,13 +271,13 @@ def test_nothing_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pyte
 
 
 def small() -> og.Graph:
-    """Compiled once for all tests that write it."""
+    """A graph that is compiled once for all tests that write it."""
     return og.parse(ACTIVATIONS["f64"][0])
 
 
 def test_a_library_that_finds_no_room_leaves_both_old_files(tmp_path: Path) -> None:
     model, place = tmp_path / "m.onnx", tmp_path / "act.so"
-    build.compiled(drafted(small(), Request(library=True)).library)  # the compiler needs room
+    build.compiled(drafted(small(), Request(library=True)).library)  # the compiler needs disk space
     model.write_bytes(b"old"), place.write_bytes(b"older")
     with room_for(4096), pytest.raises(ModelError, match="library cannot be written: File too large"):
         og.onnx.save(small(), model, ort_library=place)
@@ -288,7 +288,7 @@ def test_a_library_that_cannot_take_its_name_leaves_the_old_model(tmp_path: Path
     model, place = tmp_path / "m.onnx", tmp_path / "act.so"
     model.write_bytes(b"old")
     with Pending(place, "library") as library:
-        place.mkdir()  # after every check
+        place.mkdir()  # after all checks
         with pytest.raises(ModelError, match="library cannot be written") as caught:
             write(drafted(small(), Request()), model, library)
     assert caught.value.where == repr(str(place))
@@ -296,7 +296,7 @@ def test_a_library_that_cannot_take_its_name_leaves_the_old_model(tmp_path: Path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["act.so", "m.onnx"]
 
 
-#: Where no library can be, and what is said of it.
+#: Paths that no library can have, and the error for each.
 BAD_PLACES = {
     "folder": "that is a folder",
     "pipe": "that is no file",
@@ -312,7 +312,7 @@ BAD_PLACES = {
 
 
 def without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on a refusal that comes too late is another error."""
+    """Makes compilation fail, so that a refusal that comes too late is another error."""
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
 
 
@@ -328,7 +328,7 @@ def test_a_place_where_no_library_can_be_is_refused_before_anything_is_done(
         og.onnx.save(small(), tmp_path / "m.onnx", ort_library=name)
     assert [line[:8] for line in str(caught.value).splitlines()] == ["the libr", "  where:", "  fix:  "]
     assert sorted(os.listdir()) == before
-    if "model" not in BAD_PLACES[name]:  # a library alone
+    if "model" not in BAD_PLACES[name]:  # a library without a model
         with pytest.raises(ModelError, match=BAD_PLACES[name]):
             og.onnx.fuse(to_model(small()), ort_library=name)
         assert sorted(os.listdir()) == before
@@ -370,7 +370,7 @@ def test_a_link_stays_one_and_a_new_library_has_the_rights_of_a_new_program(tmp_
         assert link.is_symlink() and place.stat().st_mode & 0o777 == 0o750
         place.chmod(0o700)
         og.onnx.save(small(), tmp_path / "m.onnx", ort_library=link)
-        assert link.is_symlink() and place.stat().st_mode & 0o777 == 0o700  # an old one's stay
+        assert link.is_symlink() and place.stat().st_mode & 0o777 == 0o700  # the rights of an old file are kept
     finally:
         os.umask(mask)
     assert place.read_bytes()[:4] == b"\x7fELF"
@@ -431,7 +431,7 @@ def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it(tmp_path: 
     ],
 )
 def test_rows_that_onnxruntime_has_faster_kernels_for_are_left_to_it(row: str, nodes: list[str]) -> None:
-    """Short ones, and every f32 softmax; `keep` leaves all of them."""
+    """These are short rows, and every f32 softmax; `keep` leaves all rows."""
     text = f"graph(x: f32[n,64], w: f32[64], v: f32[64]) -> (y)\n t = Add(x, w)\n y = {row}"
     assert [n.op_type for n in drafted(og.parse(text), Request(library=True)).proto().graph.node] == nodes
     longer = og.parse(text.replace("64", "640"))
@@ -447,7 +447,7 @@ def test_rows_of_no_element_are_an_error_of_the_run(drafts: dict[str, Any], libr
 
 
 def test_what_a_library_cannot_run_stays_as_it_is() -> None:
-    """Positions are not read from memory; masks and shapes alone are onnxruntime's business."""
+    """Positions are not read from memory; parts of only masks and shapes are left to onnxruntime."""
     text = "graph(x: boolean[n], z: boolean[n]) -> (y)\n t = And(x, z)\n y = Not(t)"
     draft = drafted(og.parse(text), Request(library=True))
     assert [n.op_type for n in draft.proto().graph.node] == ["And", "Not"]
@@ -456,7 +456,7 @@ def test_what_a_library_cannot_run_stays_as_it_is() -> None:
 # -- models ---------------------------------------------------------------------------------------------------------
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models"
-#: A model and how many fused partitions of it a library runs.
+#: A model, and the number of its fused partitions that a library runs.
 MODELS = {"gpt2": 3, "llama": 11, "qwen3": 11}
 
 

@@ -1,4 +1,4 @@
-"""ONNX in: what nodes become, and that everything else is carried exactly."""
+"""ONNX import: the ops that nodes become, and everything else, which is carried exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real exports: efficientnet, gpt2, llama and qwen3 as torch writes them, with outputs stored beside them."""
+"""Real exports: efficientnet, gpt2, llama and qwen3 as torch writes them, with stored outputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="the exported models are not beside this checkout")
 
 SWISHES = {"efficientnet": 31, "gpt2": 0, "llama": 2, "llama_op20_bf16": 2, "llama_op23": 2, "qwen3": 2}
-#: What stock onnxruntime cannot run at all: bf16 kernels, RotaryEmbedding of opset 23.
+#: Models that stock onnxruntime cannot run at all, because of bf16 kernels or RotaryEmbedding of opset 23.
 NOT_IN_ONNXRUNTIME = ("llama_op20_bf16", "llama_op23")
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
-#: Rounding of the dtype, times how far these networks carry it (each is 2 layers or 51 convolutions deep).
+#: The rounding error of the dtype, times its growth in these networks (2 layers or 51 convolutions deep).
 TOLERANCE = {"efficientnet": 1e-5, "llama_op20_bf16": 2.0**-6}
 
 
@@ -91,7 +91,7 @@ def test_every_form_is_accepted_agrees_and_is_a_fixed_point(
     if form != "decomposed":
         assert summary.units["swish"] == SWISHES[name]
         assert sum(op.kind == "Swish" for op in again.ops) == SWISHES[name]
-    elif not functions:  # inside a function, shapes that the exporter knew are lost
+    elif not functions:  # the exporter's shapes of values inside a function are lost
         assert again == graph
     og.onnx.save(again, tmp_path / "again.onnx", form=form, functions=functions)
     assert og.onnx.load(tmp_path / "again.onnx") == again
@@ -119,7 +119,7 @@ def test_compiled_and_evaluated_it_agrees_with_the_stored_outputs(name: str) -> 
     truth = og.evaluate(graph, {graph.inputs[0].name: x})
     assert_agrees(name, truth, y)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # the notice that onnx's evaluator stepped in
+        warnings.simplefilter("ignore", RuntimeWarning)  # the warning that onnx's evaluator runs the model
         got = og.compile(graph)({graph.inputs[0].name: x})
     assert_agrees(name, got, y)
     assert_agrees(name, got, truth)

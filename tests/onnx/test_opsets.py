@@ -1,4 +1,4 @@
-"""What a model means in another opset: where ops moved, an opset is changed only where every node stays what it is."""
+"""The meaning of a model in another opset: an opset changes only if every node keeps its meaning."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_hardmax_of_the_last_axis_means_the_same_from_opset_13_on() -> None:
 
 @pytest.mark.parametrize(("form", "opset"), [("auto", 13), ("function", 20), ("contrib", 13), ("standard", 24)])
 def test_units_of_an_opset_whose_ops_are_carried_are_found_on_the_way_to_a_newer_one(form: str, opset: int) -> None:
-    """The first save left them as they were, and the second one found them."""
+    """A first save used to leave the units as they were, and a second one found them."""
     model = parsed("(float[2,3,4] x) => (float[2,3,4] y) { s = Sigmoid(x) y = Mul(x, s) }", 11)
     made = to_model(og.onnx.load(model), form=form, opset=opset)
     assert [node.op_type for node in made.graph.node] == ["QuickGelu" if form == "contrib" else "Swish"]

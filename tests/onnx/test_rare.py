@@ -1,4 +1,4 @@
-"""The rare things of the format: carried exactly, or refused by name; never dropped."""
+"""The rare parts of the format: carried exactly, or refused by name; never dropped."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(nodes: list[Any], inputs: list[Any], outputs: list[Any], *, ml: bool =
 
 
 def remarked() -> Any:
-    """A model with a remark wherever the format has room for one."""
+    """A model with a remark in every place where the format allows one."""
     nodes = [helper.make_node("Sigmoid", ["x"], ["s"], name="n1", doc_string="of a node"),
              helper.make_node("Mul", ["x", "s"], ["m"], name="n2"), helper.make_node("Add", ["m", "c"], ["p"]),
              helper.make_node("Add", ["p", "big"], ["y"], name="n4")]  # fmt: skip
@@ -150,7 +150,7 @@ def test_a_loop_is_carried_and_runs() -> None:
 
 
 def test_a_quantized_model_passes_untouched() -> None:
-    """Quantize and dequantize nodes stay, and so does what stands between them."""
+    """Quantize and dequantize nodes stay, and so do the nodes between them."""
     nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
              helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]), helper.make_node("Sigmoid", ["d"], ["g"]),
              helper.make_node("QuantizeLinear", ["g", "s", "z"], ["gq"]),
@@ -336,7 +336,7 @@ def test_training_info_stays_where_the_graph_stays_and_is_never_dropped() -> Non
 
 @pytest.mark.filterwarnings("ignore:onnxruntime cannot run:RuntimeWarning")
 def test_float4_values_come_out_as_they_are() -> None:
-    """onnxruntime (1.32) gives out a byte for each element, of which only every second one is of the result."""
+    """onnxruntime (1.32) returns a byte for each element, and only every second one belongs to the result."""
     numbers = onnx.TensorProto(name="w", data_type=T.FLOAT4E2M1, dims=[3], raw_data=b"\x21\x0f")
     nodes = [helper.make_node("Constant", [], ["y"], value=numbers)]
     made = helper.make_model(

@@ -1,4 +1,4 @@
-"""ONNX out: five forms, round trips, and a stock runtime that agrees at every optimization level."""
+"""ONNX export: five forms, round trips, and a stock runtime that agrees at every optimization level."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ helper, T = onnx.helper, onnx.TensorProto
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
 FORMS = ("decomposed", "function", "standard", "contrib", "auto")
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
-#: Half the digits of the type: another formula for the same function agrees to these, another function does not.
+#: Half the digits of the type: other formulas for the same function agree to these, other functions do not.
 RESOLUTION = {"f64": 2.0**-23, "f32": 2.0**-10, "f16": 2.0**-7, "bf16": 2.0**-4}
 
 
 def accepted(made: Any) -> Any:
-    """The model, once onnx's checker and strict shape inference took it."""
+    """The model, after onnx's checker and strict shape inference have accepted it."""
     onnx.checker.check_model(made, full_check=True)
     onnx.shape_inference.infer_shapes(made, strict_mode=True, check_type=True)
     return made
@@ -47,7 +47,7 @@ def accepted(made: Any) -> Any:
 def reference(made: Any, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        if any(n.op_type == "Gelu" for f in made.functions for n in f.node):  # it wants types, which functions lack
+        if any(n.op_type == "Gelu" for f in made.functions for n in f.node):  # it needs types, which functions lack
             made = onnx.shape_inference.infer_shapes(onnx.inliner.inline_local_functions(made))
         return [np.asarray(a) for a in evaluator.ReferenceEvaluator(made).run(None, feeds)]
 
@@ -103,12 +103,12 @@ def test_every_op_round_trips_and_means_the_same_in_onnxs_evaluator(record: OpDe
             made = accepted(to_model(graph, form=form))
         except Unimplemented as error:
             assert record.kind in str(error)
-            # Only integer types may be beyond ONNX.
+            # Only integer types may be missing in ONNX.
             assert graph.inputs[0].dtype in dtypes.INTS, where
             continue
         assert og.onnx.load(made) == graph, where
         if graph.inputs[0].dtype in dtypes.INTS and record.kind in ("Pow", "Divide", "Mod"):
-            continue  # ONNX leaves their corners open: negative exponents, zero divisors
+            continue  # ONNX leaves their corner cases open: negative exponents, zero divisors
         assert_close(reference(made, feeds)[0], og.evaluate(graph, feeds, dtype=None), where)
 
 
@@ -172,12 +172,12 @@ def test_every_form_of_swish_agrees_and_is_a_fixed_point(form: str, dtype: str, 
     target = dtypes.get(dtype).numpy
     feeds = {"x": np.linspace(-20, 20, 64).reshape(8, 8).astype(target)}
     expected = og.evaluate(graph, feeds, dtype=None)
-    if form != "contrib":  # onnx's evaluator knows ai.onnx only
+    if form != "contrib":  # onnx's evaluator has only ai.onnx
         onnx.shape_inference.infer_shapes(made, strict_mode=True)
         assert_close(reference(made, feeds)[0], expected, form)
     for level in LEVELS:
         if dtype == "bf16" and form not in ("function", "auto"):
-            continue  # no bf16 kernels: that is why auto writes a function that computes in f32
+            continue  # no bf16 kernels: this is why auto writes a function that computes in f32
         run = session(made, level)
         if dtype == "bf16":
             value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(feeds["x"].view(np.uint16), T.BFLOAT16)
@@ -237,7 +237,7 @@ def test_two_dtypes_in_one_model_get_overloads_and_ir_10() -> None:
     session(made)
 
 
-# -- what survives --------------------------------------------------------------------------------------------------
+# -- preserved content ----------------------------------------------------------------------------------------------
 
 
 def exported(folder: Path, opset: int = 20) -> Path:
@@ -288,7 +288,7 @@ def test_names_metadata_initializers_opsets_and_symbols_survive(tmp_path: Path, 
     assert kept[""] == (24 if form == "standard" else 20)
     assert {t.name: t for t in after.graph.initializer} == {t.name: t for t in before.graph.initializer}
     assert os.listdir(tmp_path).count("m.bin") == 1
-    assert not (tmp_path / "out.onnx.data").exists()  # the same folder: the same data file
+    assert not (tmp_path / "out.onnx.data").exists()  # in the same folder the data file is reused
     names = [n.name for n in after.graph.node]
     assert names == (
         ["linear", "act/sigmoid", "act/mul", "reshape"] if form == "decomposed" else ["linear", "act/mul", "reshape"]
@@ -348,7 +348,7 @@ def test_fused_partitions_become_functions_on_request() -> None:
 
 @pytest.mark.parametrize("lone", [False, True])
 def test_a_unit_inside_a_function_is_found_by_onnxruntime_in_two_bytes_too(lone: bool) -> None:
-    """It finds no overload from inside a function, so what would be one is written out."""
+    """onnxruntime finds no overload from inside a function, so the unit is decomposed instead."""
     text = (
         "graph(x: f16[n,4], k: f16[4]) -> (y, z{0})\n t = Multiply(x, k)\n s = Sigmoid(t)\n y = Multiply(x, s)\n"
         " u = Tanh(t)\n z = Add(u, s){1}"

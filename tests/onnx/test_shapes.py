@@ -1,4 +1,4 @@
-"""Reshape(y, Shape(x)) is read as ReshapeTo(y, x), where nobody else wants the shape, and written so."""
+"""Reshape(y, Shape(x)) is read as ReshapeTo(y, x), if only reshapes read the shape, and written back the same way."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def kinds(graph: og.Graph) -> list[str]:
         ("", "", ["Exp", "ReshapeTo", "StaticReshape"]),
         ("Shape(x)", "Shape <start = 0> (x)", ["Exp", "ReshapeTo", "StaticReshape"]),
         ("Reshape(e, s)", "Reshape <allowzero = 1> (e, s)", ["Exp", "ReshapeTo", "StaticReshape"]),
-        # A part of the shape, a shape that is read as numbers, or an output as well.
+        # A part of the shape, or a shape that is also read as numbers or is an output.
         ("Shape(x)", "Shape <end = 2> (x)", ["Shape", "Exp", "Reshape", "StaticReshape"]),
         ("e = Exp(y)", "q = Size(s)  e = Exp(y)", ["Shape", "Size", "Exp", "Reshape", "StaticReshape"]),
         ("(float[n,3,2] z)", "(float[n,3,2] z, int64[2] s)", ["Shape", "Exp", "Reshape", "StaticReshape"]),
-        # Inside a branch it is read as well; there is then a node that makes it.
+        # The shape is also read inside a branch, so a node makes it.
         (
             "z = Reshape(r, six)",
             "c = Cast<to = 9>(k0)  p = If(c) <then_branch = t () => (float[2] u) {u = Cast<to = 1>(s)},"
@@ -58,7 +58,7 @@ def test_a_shape_that_only_reshapes_read_is_no_op(old: str, new: str, expected: 
     (got, *_) = made.values() if isinstance(made, dict) else [made]
     np.testing.assert_allclose(got, session.run(None, given)[0], rtol=1e-6)
     assert to_model(graph, form="decomposed") == model
-    assert "ReshapeTo" not in kinds(og.onnx.load(model))  # onnxruntime runs it with its neighbours
+    assert "ReshapeTo" not in kinds(og.onnx.load(model))  # onnxruntime runs it together with its neighbours
 
 
 @pytest.mark.parametrize("opset", [13, 18])
@@ -75,7 +75,7 @@ def test_a_gradient_over_sizes_that_nobody_knows_is_written_and_runs_in_onnxrunt
 
 @pytest.mark.parametrize("library", [False, True])
 def test_old_sizes_that_a_model_states_of_values_do_not_hold_where_its_inputs_have_symbols(library: bool) -> None:
-    """Who makes a batch symbolic by hand leaves the numbers behind; onnxruntime warns and runs such a model."""
+    """Making a batch symbolic by hand leaves old numbers in the model; onnxruntime warns and runs such a model."""
     made = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]>
         g (float[n,c] x, float[c,c] w) => (float[1,4] y)
@@ -97,7 +97,7 @@ def test_old_sizes_that_a_model_states_of_values_do_not_hold_where_its_inputs_ha
 
 
 def test_what_onnx_infers_no_type_of_or_another_has_its_own() -> None:
-    """GroupNormalization of opset 21 has no inference; onnx's evaluator makes s64 of sums of s32."""
+    """GroupNormalization of opset 21 has no type inference; onnx's evaluator gives s64 for sums of s32."""
     head = '<ir_version: 9, opset_import: ["" : 21]>\n'
     model = onnx.parser.parse_model(
         f"""{head} g (float[n,4,3] x) => (float[n,4,3] z) <float[4] s = {{1,2,3,4}}, float[4] b = {{1,0,0,1}}> {{

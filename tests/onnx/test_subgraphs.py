@@ -1,4 +1,4 @@
-"""Nodes with subgraphs and calls of functions: the names that they see, and what their bodies mean elsewhere."""
+"""Nodes with subgraphs and calls of functions: the names visible in them, and the meaning of their bodies elsewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_values_inside_a_subgraph_may_have_the_names_that_a_region_gives_its_own
         np.testing.assert_allclose(og.evaluate(graph, feeds), expected, rtol=1e-5)
 
 
-#: A value of the graph, s, and values of bodies with its name.
+#: A value of the graph, s, and values of bodies with the same name.
 SHADOWED = [
     """y = If (c) <
           then_branch = a () => (float[n,4] t) { t = Neg(s) },
@@ -132,7 +132,7 @@ def test_an_opset_is_changed_only_where_that_changes_no_node_of_a_subgraph() -> 
 
 @pytest.mark.parametrize("passed", ["", "<b = 0.25>"])
 def test_an_attribute_that_a_function_passes_on_may_be_left_out_by_its_caller(passed: str) -> None:
-    """Then the default of the function that it is passed on to holds, as in onnxruntime."""
+    """Then the default of the inner function holds, as in onnxruntime."""
     model = parsed(
         f"""g (float[n,4] x) => (float[n,4] y) {{ y = d.Outer {passed} (x) }}
         <domain: "d", opset_import: ["" : 21, "d" : 1]>
@@ -146,7 +146,7 @@ def test_an_attribute_that_a_function_passes_on_may_be_left_out_by_its_caller(pa
     np.testing.assert_allclose(run(to_model(graph, form="decomposed", opset=20), {"x": X}), run(model, {"x": X}))
 
 
-#: What is fused in f16 and bf16, where bodies compute in f32, and beside f32.
+#: Graphs that are fused in f16 and bf16, where bodies compute in f32, and with f32 values among them.
 FOLDED = {
     "f32": "graph(x: f32[n,4], w: f32[4]) -> (y)\n a = Tanh(x)\n b = Add(a, w)\n c = Exp(b)\n y = Multiply(c, a)",
     "read on": "graph(x: f16[n,4]) -> (e, y)\n e = Exp(x)\n a: f32[n,4] = TypeCast(e)\n y = Tanh(a)",
@@ -169,7 +169,7 @@ def test_a_model_with_functions_is_the_same_however_often_it_is_loaded(text: str
 
 
 def test_what_f32_models_have_for_a_unit_is_what_a_fused_16_bit_body_computes_with() -> None:
-    """A Gelu multiplied out takes onnxruntime longer, and an overload inside a body none that it finds."""
+    """onnxruntime takes longer for a decomposed Gelu, and finds no overload inside a body."""
     for name, op_type in (("gelu", "Gelu"), ("swish", "Swish")):
         model = to_model(og.parse(FOLDED[name]), functions=True)
         called = model.graph.node[0].op_type

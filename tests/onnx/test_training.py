@@ -1,4 +1,4 @@
-"""A model imported from ONNX trains: load, choose the weights, gradient, step, save; everything else stays."""
+"""A model imported from ONNX trains: load, choose the weights, gradient, step, save; everything else is unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opgraph.transforms.saved import read_tensors  # noqa: E402
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data" / "onnx-models"
 CLASSES = 4
-#: What f32 may lose on the way through a few layers, in units of the largest element.
+#: The error that f32 may have after a few layers, relative to the largest element.
 SLACK = 2.0**-17
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ MODELS = {
 
 @pytest.fixture(params=MODELS)
 def case(request: pytest.FixtureRequest) -> Any:
-    """A model, its weights, a twin written by hand, the names to train, an input."""
+    """A model, its weights, a twin written by hand, the names of trained weights, an input."""
     make, tensors, twin, names, shape = MODELS[request.param]
     return make(), tensors(), twin, names, np.random.default_rng(2).standard_normal(shape).astype(np.float32)
 
@@ -221,7 +221,7 @@ def test_the_reference_gives_gradients_in_float64(case: Any) -> None:
 
 
 def test_gradients_are_the_slopes_of_onnxruntime_in_float64() -> None:
-    """Along a random direction for each weight; onnxruntime has the nodes of the block in f64."""
+    """They are compared along a random direction for each weight; onnxruntime has the nodes of the block in f64."""
     random = np.random.default_rng(4)
     tensors = block_tensors(np.float64)
     x = random.standard_normal((3, STEPS, SIZE))
@@ -245,7 +245,7 @@ def test_gradients_are_the_slopes_of_onnxruntime_in_float64() -> None:
 
 
 def test_gradients_of_the_network_are_the_slopes_of_onnx_s_evaluator() -> None:
-    """In float64; for convolutions and pools onnxruntime has f32 alone, where differences drown in rounding."""
+    """In float64. For convolutions and pools onnxruntime has only f32, whose rounding error exceeds the differences."""
     random = np.random.default_rng(5)
     g = og.onnx.load(cnn())
     names = CNN_WEIGHTS
@@ -255,7 +255,7 @@ def test_gradients_of_the_network_are_the_slopes_of_onnx_s_evaluator() -> None:
     d = random.standard_normal(y.shape).astype(np.float32)
     found = vjp(d)
     for name in names:
-        step = random.standard_normal(weights[name].shape) * 2e-5  # small, for a maximum may move to another element
+        step = random.standard_normal(weights[name].shape) * 2e-5  # small, because a maximum may change its element
         up, down = ((weights[name] + s * step).astype(np.float32) for s in (1, -1))
         at_up, at_down = (og.evaluate(f.graph, {"x": x, **weights, name: w}) for w in (up, down))
         rise = float(((at_up - at_down) * d).sum())
@@ -287,7 +287,7 @@ def test_a_weight_that_two_nodes_read_gets_the_sum() -> None:
 
 
 def test_ranks_that_nobody_knows_are_no_obstacle() -> None:
-    """A Reshape to a shape that is an input: all after it has an unknown number of axes."""
+    """A Reshape to a shape that is an input: all values after it have an unknown rank."""
     nodes = [
         helper.make_node("Mul", ["x", "w"], ["a"]),
         helper.make_node("Reshape", ["a", "shape"], ["r"]),
@@ -321,7 +321,7 @@ def onnx_cases() -> list[Any]:
 
 
 def test_every_node_of_the_table_has_the_gradient_of_torch_and_reads_no_more_than_it_says() -> None:
-    """By the cases that onnx ships: graphs against autograd over the table, unread inputs as zeros."""
+    """Runs the cases that onnx ships: graphs against autograd over the table, with zeros for unread inputs."""
     import opgraph.torch as ogt
     from opgraph.runtime.providers.torch_onnx.table import form_of
 
@@ -359,7 +359,7 @@ def test_every_node_of_the_table_has_the_gradient_of_torch_and_reads_no_more_tha
 
 
 def compared(g: og.Graph, module: Any, names: list[str], inputs: list[np.ndarray], name: str) -> str:
-    """How the gradient of one input differs from autograd's, "" where it does not."""
+    """The difference between the gradient of one input and autograd's; "" if they agree."""
     tensors = [torch.from_numpy(np.array(a)) for a in inputs]
     tensors = [t.double() if t.is_floating_point() else t for t in tensors]
     tensors[names.index(name)].requires_grad_()
@@ -383,11 +383,11 @@ def compared(g: og.Graph, module: Any, names: list[str], inputs: list[np.ndarray
     return "" if np.allclose(got, want, rtol=1e-9, atol=1e-9) else f"off by {np.abs(got - want).max()}"
 
 
-# -- what is kept ------------------------------------------------------------------------------------------------------
+# -- saved tensors -----------------------------------------------------------------------------------------------------
 
 
 def kept(g: og.Graph, wrt: Any) -> dict[str, set[str]]:
-    """Names of what is kept, by role; of values in between the name of the model."""
+    """Names of saved tensors, by role; an intermediate value has its name in the model."""
     f = og.compile(g, wrt=wrt)
     made = {f"kept_{t.id}": t.name for op in g.ops for t in op.outputs}
     roles: dict[str, set[str]] = {}
@@ -399,7 +399,7 @@ def kept(g: og.Graph, wrt: Any) -> dict[str, set[str]]:
 
 def test_a_network_keeps_what_its_libraries_read() -> None:
     roles = kept(og.onnx.load(cnn()), CNN_WEIGHTS)
-    # The results of the convolutions, of the norm, of the pools; relu and tanh are computed again.
+    # The results of the convolutions, of the norm, of the pools; relu and tanh are recomputed.
     assert roles["value"] == {"c1", "n1", "p1", "c2", "flat"}
     assert roles["input"] == {"x", "norm.weight", "norm.mean", "norm.var", "conv2.weight", "head.weight"}
     assert roles["shape"] == {"conv1.weight", "conv1.bias", "norm.bias", "head.bias", "t2", "mean"}
@@ -407,7 +407,7 @@ def test_a_network_keeps_what_its_libraries_read() -> None:
 
 def test_a_block_keeps_shares_but_no_scores_and_no_transposes() -> None:
     roles = kept(og.onnx.load(block()), BLOCK_WEIGHTS)
-    # Of mixed and h = x + mixed one is enough, of u and u + bias too.
+    # Either mixed or h = x + mixed is enough, and either u or u + bias.
     assert roles["value"] - {"mixed", "u", "h", "ub"} == {"n", "xq", "kt", "shares", "xv"}
     assert len(roles["value"] & {"mixed", "h"}) == len(roles["value"] & {"u", "ub"}) == 1
     assert "scores" not in roles["shape"] and "raw" not in roles["shape"]
@@ -415,7 +415,7 @@ def test_a_block_keeps_shares_but_no_scores_and_no_transposes() -> None:
 
 def test_frozen_layers_keep_nothing() -> None:
     roles = kept(og.onnx.load(cnn()), ("conv1.bias", "head.bias"))
-    # Neither convolution needs its input when its weights do not train.
+    # Neither convolution needs its input because its weights do not train.
     assert roles["value"] == {"n1", "c2"}
     assert "input" not in roles and "x" in roles["shape"]
 
@@ -424,7 +424,7 @@ def test_frozen_layers_keep_nothing() -> None:
 
 
 def after_some_steps(model: Any, names: Any, x: np.ndarray) -> tuple[og.Graph, Any, dict[str, np.ndarray]]:
-    """The graph, its executable and the weights after some steps of SGD on half the square of the distance to 1."""
+    """The graph, its executable and the weights after some SGD steps on half the squared distance to 1."""
     g = og.onnx.load(model)
     f = og.compile(g, wrt=names)
     weights, losses = trained(g, names), []
@@ -438,7 +438,7 @@ def after_some_steps(model: Any, names: Any, x: np.ndarray) -> tuple[og.Graph, A
 
 
 def stripped(model: Any, names: Any = ()) -> Any:
-    """A model without the data of some initializers; of all where none are named."""
+    """A model without the data of the named initializers, or of all if no names are given."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     for tensor in result.graph.initializer:
@@ -446,7 +446,7 @@ def stripped(model: Any, names: Any = ()) -> Any:
             for field in ("raw_data", "float_data", "int64_data", "external_data", "data_location"):
                 tensor.ClearField(field)
     for node in result.graph.node:
-        if node.domain == "":  # said or unsaid, it is ai.onnx
+        if node.domain == "":  # an omitted or empty domain is ai.onnx
             node.ClearField("domain")
     return result
 
@@ -475,7 +475,7 @@ def test_weights_in_a_data_file_stay_in_one(tmp_path: Path) -> None:
     assert "conv1.weight" in outside
     x = np.random.default_rng(7).standard_normal((2, 2, 8, 8)).astype(np.float32)
     g, f, weights = after_some_steps(source, ("conv1.weight", "head.bias"), x)
-    og.onnx.save(g, source, weights=weights)  # over itself
+    og.onnx.save(g, source, weights=weights)  # over its own file
     after = onnx.load(source, load_external_data=False)
     assert {t.name for t in after.graph.initializer if t.data_location == TensorProto.EXTERNAL} == outside
     assert stripped(after) == stripped(before)
@@ -483,7 +483,7 @@ def test_weights_in_a_data_file_stay_in_one(tmp_path: Path) -> None:
 
 
 def test_a_trained_factor_goes_into_the_unit_that_it_is_part_of(tmp_path: Path) -> None:
-    """x * sigmoid(factor * x) is written as one node with an attribute: with the new factor."""
+    """x * sigmoid(factor * x) is written as one node with an attribute, which gets the new factor."""
     nodes = [
         helper.make_node("Mul", ["x", "factor"], ["s"]),
         helper.make_node("Sigmoid", ["s"], ["g"]),
@@ -539,7 +539,7 @@ def test_a_real_export_has_the_gradients_of_its_torch_module() -> None:
         pytest.skip("the exported models are not beside this checkout")
     import opgraph.torch as ogt
 
-    # Of those of opset 23, and in bf16, stock onnxruntime does not run every node.
+    # Stock onnxruntime does not run every node of the opset 23 and bf16 models.
     paths = [p for p in FOLDER.glob("*.onnx") if "op2" not in p.name]
     path = min(paths, key=lambda p: p.stat().st_size + Path(f"{p}.data").stat().st_size)
     with np.load(FOLDER / f"{path.stem}_io.npz") as arrays:
@@ -557,11 +557,11 @@ def test_a_real_export_has_the_gradients_of_its_torch_module() -> None:
         assert off(found[name], parameters[name].grad.double().numpy()) <= SLACK, name
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 def odd_one(**attrs: Any) -> Any:
-    """A weight, a node that torch has no form for, another weight."""
+    """A weight, a node that torch cannot run, another weight."""
     nodes = [
         helper.make_node("Mul", ["x", "before"], ["a"]),
         helper.make_node("LpPool", ["a"], ["p"], name="odd one", kernel_shape=[2, 2]),
@@ -625,7 +625,7 @@ def test_nodes_are_differentiated_once() -> None:
     h = og.gradient(og.onnx.load(cnn()), ("conv1.weight",))
     with pytest.raises(Unimplemented, match=r"(?s)differentiated once.*fix:"):
         og.gradient(h, ("x",))
-    twice = og.gradient(og.gradient(og.onnx.load(block()), ("up",)), ("up",))  # native ops all the way to it
+    twice = og.gradient(og.gradient(og.onnx.load(block()), ("up",)), ("up",))  # all ops after it are native
     assert [t.name for t in twice.outputs] == ["d_up"]
 
 

@@ -1,4 +1,4 @@
-"""Named units on the way out: found in every spelling, written as what onnxruntime runs fastest, or kept."""
+"""Named units in ONNX export: found in every spelling, and written as onnxruntime's fastest op, or kept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SIGMOID = ["n=Neg x", "e=Exp n", "o=Add one e", "y=Div one o"]
 SOFT = ["e=Exp x", "o=Add e one", "y=Log o"]
 GATED = ["s=Sigmoid x", "g=Mul x s", "y=Mul g z"]
 
-#: name, spelling, dtype, opset -> op types of the main graph, "domain::" before those of others.
+#: name, spelling, dtype, opset -> op types of the main graph, with "domain::" before those of other domains.
 CASES = [
     ("gelu", ERF, "f32", 20, ["Gelu"]),
     ("gelu", ERF_SUM, "f32", 20, ["Gelu"]),
@@ -83,7 +83,7 @@ IDS = [f"{name}-{dtype}-{opset}-{len(lines)}" for name, lines, dtype, opset, _ i
 
 
 def model_of(lines: list[str], dtype: str, opset: int) -> Any:
-    """A model of one line per node: `y=Mul x z`; `x:f32` casts x to what the next lines call x, `n:same` back to n_."""
+    """A model of one line per node: `y=Mul x z`; `x:f32` casts x to the x of the next lines, `n:same` back to n_."""
     numbers = {
         "two": 2.0, "three": 3.0, "six": 6.0, "zero": 0.0, "one": 1.0, "half": 0.5, "eps": 1e-3, "sqrt2": 2**0.5,
         "sqrth": 0.5**0.5, "cubic": 0.044715, "root": (2 / np.pi) ** 0.5,
@@ -165,7 +165,7 @@ def test_a_unit_is_written_as_what_onnxruntime_runs_fastest(
         warnings.simplefilter("ignore")
         truth = np.asarray(og.evaluate(graph, feeds), np.float64)
     unit = np.abs(truth).max() * float(ml_dtypes.finfo(kind).eps)
-    bound = 4 * unit  # of the largest value: both are formulas of a few roundings
+    bound = 4 * unit  # relative to the largest value: both are formulas with a few roundings
     if dtype != "bf16":
         bound = max(bound, 2 * np.abs(ran(source, feeds).astype(np.float64) - truth).max())
     for level in LEVELS:
@@ -294,7 +294,7 @@ _SWISH = {"decomposed": ["Mul", "Sigmoid", "Mul"], "contrib": ["com.microsoft::Q
 def test_a_swiglu_is_a_swish_and_a_product_as_no_onnxruntime_runs_it(version: str, opset: int, form: str) -> None:
     graph = og.onnx.load(gated(28))
     target = f"onnxruntime=={version}"
-    if form == "standard":  # as of every other swish
+    if form == "standard":  # as for every other swish
         with pytest.raises(og.errors.Unimplemented, match=f"runs no ai.onnx Swish at opset {opset}"):
             drafted(graph, Request(form=form, target=target))
         if opset < 24:
@@ -340,7 +340,7 @@ def test_a_node_that_is_read_as_several_ops_is_not_torn_apart() -> None:
     ("op", "inputs"), [("FastGelu", "x"), ("FastGelu", "xb"), ("QuickGelu", "x"), ("BiasGelu", "xb")]
 )
 def test_what_stands_behind_a_contributed_op_is_typed_and_fused(op: str, inputs: str) -> None:
-    """onnx infers no type of contributed ops, and so none of what comes after the product."""
+    """onnx infers no type for contributed ops, and so none for the values after the product."""
     nodes = [
         helper.make_node(op, list(inputs), ["a"], domain="com.microsoft"),
         helper.make_node("MatMul", ["a", "w"], ["h"]),
@@ -378,7 +378,7 @@ def test_a_unit_gets_a_body_of_its_own_beside_one_for_another_dtype_that_was_the
     assert to_model(og.onnx.load(written)) == written
     a = np.linspace(-9, 9, 24, dtype=np.float32).reshape(6, 4)
     feeds = {"x": a.astype(dtypes.BY_NAME[dtype].numpy), "a": a}
-    if dtype == "f16":  # the other is a type that onnxruntime takes no arrays of
+    if dtype == "f16":  # onnxruntime takes no arrays of the other type
         run = ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
         expected = og.evaluate(graph, feeds)
         for output, got in zip(written.graph.output, run.run(None, feeds), strict=True):
@@ -388,7 +388,7 @@ def test_a_unit_gets_a_body_of_its_own_beside_one_for_another_dtype_that_was_the
 
 
 def test_new_nodes_have_no_name_that_another_node_has() -> None:
-    """onnxruntime refuses two nodes of one name, and exporters number theirs."""
+    """onnxruntime refuses two nodes of one name, and exporters number their names."""
     nodes = [helper.make_node("QuickGelu", ["x"], ["a"], name="/act/Mul", domain="com.microsoft"),
              helper.make_node("Neg", ["a"], ["b"], name="/act/Mul_1"),
              helper.make_node("Exp", ["b"], ["y"], name="/act/Mul_0")]  # fmt: skip

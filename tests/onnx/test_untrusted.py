@@ -1,4 +1,4 @@
-"""A model file is untrusted input: whatever it holds, loading ends in a graph or in one of opgraph's errors."""
+"""A model file is untrusted input: loading always ends in a graph or in one of opgraph's errors."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_malformed_models_are_refused_in_three_lines(name: str, tmp_path: Path) 
     assert "m.onnx" in where
     assert where.startswith("  where: ")
     assert fix.startswith("  fix:   ")
-    assert "cannot be read" not in what  # a check of our own or of onnx's checker, not the last net
+    assert "cannot be read" not in what  # raised by a check of opgraph or of onnx's checker, not by the last fallback
 
 
 def test_a_constant_of_more_dimensions_than_an_array_has_is_named() -> None:
@@ -420,5 +420,5 @@ def test_stated_sizes_cost_nothing(secret: Path) -> None:
         [helper.make_node("Gather", ["big", "k"], ["g"]), helper.make_node("Add", ["x", "g"], ["y"])],
         inputs=[info("x"), info("k", [1], T.INT64), info("big", [size])],
     )
-    graph = og.onnx.load(made)  # by the timeout of the test run, and by its memory
+    graph = og.onnx.load(made)  # limited by the timeout of the test run, and by its memory
     assert graph.inputs[2].dims == (size,)

@@ -1,4 +1,4 @@
-"""What is kept from call to call is bounded, and the oldest is what makes room."""
+"""Values cached from call to call are bounded in number, and the oldest is removed first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that take long are compiled in two halves at once."""
+"""Kernels that take long are compiled in two halves concurrently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from opgraph.schedule.schedule import POINTWISE, POINTWISE_TILED, TILED_SUM
 
 pytestmark = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
-#: Both sides cost more than packing; the sum of what one of them multiplies is added up.
+#: Both sides cost more than packing; the sum adds up one side's multiplied values.
 BRANCHES = """graph(x: f32[n,m], a: f32[1,1]) -> (y{sum})
   up = Greater(x, 0.0)
   %0 = Select(up, x, 1.0)
@@ -41,7 +41,7 @@ SUM = "\n  s = SumTo(y, a)"
 
 
 def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyPatch) -> tuple[Built, list[int]]:
-    """What the compiler makes of a source, and how many of its processes run at once, stage by stage."""
+    """The build of a source, and the number of compiler processes that run concurrently in each stage."""
     compiler, at_once = cpu_compiler.find_compiler(), []
     run = build_library._run
 
@@ -85,7 +85,7 @@ def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_
         assert made.library is not None and at_once == stages, made.log
         file = tmp_path / f"{len(cpus)}.so"
         file.write_bytes(made.library)
-        ctypes.CDLL(str(file), mode=os.RTLD_NOW)  # whatever it calls is there
+        ctypes.CDLL(str(file), mode=os.RTLD_NOW)  # all functions that it calls exist
         refused, at_once = built_from(wrong, cpus, monkeypatch)
         assert refused.library is None and at_once == stages[:1]
         line = next(n for n, text in enumerate(wrong.code.splitlines(), 1) if "no_such_thing" in text)

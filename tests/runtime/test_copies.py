@@ -1,4 +1,4 @@
-"""An executable is copied and pickled by compiling it again; what is no array of numbers is refused by name."""
+"""An executable is copied and pickled by compiling it again; objects that are no arrays are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU engine's surroundings: compiler, disk cache, threads, and machines that lack one of them."""
+"""The CPU engine's environment: compiler, disk cache, threads, and machines that lack one of them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
     assert run(XDG_CACHE_HOME=str(tmp_path)).stdout.strip() == "0.5"
     assert entry.stat().st_mtime_ns == before
     assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
-    assert {p.suffix for p in folder.iterdir()} == {".so", ".version"}  # and nothing half written
+    assert {p.suffix for p in folder.iterdir()} == {".so", ".version"}  # and no partly written files
 
 
 def test_a_relative_cache_folder_is_ignored(tmp_path: Path) -> None:
-    """As the XDG Base Directory Specification has it: whatever folder one is in, no kernels are left or run there."""
+    """This follows the XDG Base Directory Specification: no kernels are stored in or loaded from the current folder."""
     code = f"import os; os.chdir({str(tmp_path)!r}); from opgraph.runtime import cache; print(cache.folder())"
     done = run(code, XDG_CACHE_HOME="here", HOME=str(tmp_path / "home"))
     assert done.stdout.strip() == str(tmp_path / "home" / ".cache" / "opgraph"), done.stderr
@@ -113,7 +113,7 @@ def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_compiler_that_had_no_room_is_no_compiler_that_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a full folder it can write neither its files nor what it has to say."""
+    """In a full folder it can write neither its files nor its messages."""
     monkeypatch.setattr(cpu_compiler, "_loaded", {})
     monkeypatch.setattr(cache, "find", lambda name: None)
     monkeypatch.setattr(build_library, "built", lambda *_: build_library.Built(None, ""))
@@ -143,11 +143,11 @@ def test_where_nothing_can_be_written_the_error_says_so(monkeypatch: pytest.Monk
     assert str(tmp_path) in caught.value.where and "make room" in caught.value.fix
     assert not list(tmp_path.iterdir())
     monkeypatch.undo()
-    assert og.compile(graph)(x=np.zeros(4, np.float32)).tolist() == [0] * 4  # nothing is half done
+    assert og.compile(graph)(x=np.zeros(4, np.float32)).tolist() == [0] * 4  # the cache holds no partial state
 
 
 def test_the_compiler_gets_no_file_larger_than_the_disk_takes(tmp_path: Path) -> None:
-    """As on a full disk: the compiler itself fails, and says why."""
+    """Simulates a full disk: the compiler itself fails and reports the reason."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" + PROGRAM
     done = run(limited, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 1 and "DeviceError" in done.stderr and "fix:" in done.stderr
@@ -177,7 +177,7 @@ CLANG = "Apple clang version 16.0.0 (clang-1600.0.26.6)"
 
 
 def test_a_compiler_is_told_by_what_it_says_not_by_its_name(tmp_path: Path) -> None:
-    """g++ and c++ may be clang, which does not know all of GCC's flags."""
+    """g++ and c++ may be clang, which does not support all of GCC's flags."""
     for name in "g++", "c++":
         program(tmp_path / name, f"echo '{CLANG}'; echo asked >> {tmp_path}/log")
     told = """
@@ -189,7 +189,7 @@ print(c.command[0], c.is_gcc, cpu_compiler.has_lanes(), any("vect-cost-model" in
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": str(tmp_path)}
     for _ in range(2):
         assert run(told, **env).stdout.split() == [str(tmp_path / "g++"), "False", "False", "False"]
-    assert (tmp_path / "log").read_text() == "asked\n"  # once: its answer is kept with its identity
+    assert (tmp_path / "log").read_text() == "asked\n"  # only once: the answer is stored with the compiler's identity
 
 
 def test_the_compiler_that_cxx_names_comes_first(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_the_compiler_that_cxx_names_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_other(tmp_path: Path) -> None:
-    """As the g++ of a Mac without its developer tools."""
+    """Example: the g++ of a Mac without its developer tools."""
     program(tmp_path / "g++", "echo 'xcode-select: no developer tools were found' >&2; exit 1")
     env = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = run("import sys; sys.modules['ziglang'] = None\n" + without("") + PROGRAM, **env)
@@ -229,7 +229,7 @@ def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
         og.compile(g)
     assert 'Sinh "the culprit"' in caught.value.where
     assert caught.value.what.startswith(cpu_compiler.find_compiler().version.splitlines()[0])
-    # The log, and the line that it speaks of, with its number and its op.
+    # The log, and the line that it refers to, with its number and its op.
     shown = next(line for line in str(caught.value).splitlines() if "<-" in line).split()
     assert shown[0].isdigit() and "og::no_such_function();" in shown and shown[-1] == 'culprit"'
 
@@ -315,7 +315,7 @@ def test_16_bit_values_are_converted_a_vector_at_a_time(dtype: str, widens: tupl
 
 
 @pytest.mark.parametrize("shape", [(3, 37, 300), (1, 16, 129), (2, 33, 128), (5, 1, 500), (40, 257)])
-@pytest.mark.parametrize("pieces", [1, 3])  # of the space: they may begin and end within a row
+@pytest.mark.parametrize("pieces", [1, 3])  # of the space: they may begin and end inside a row
 def test_transposed_operands_are_walked_in_tiles_and_nothing_is_left_out(
     shape: tuple[int, ...], pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

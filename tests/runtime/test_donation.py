@@ -1,4 +1,4 @@
-"""Memory that is given away or written to: by proof, or refused with the reason and before anything ran."""
+"""Donated or given memory is written only if that is proven safe; else it is refused, with the reason, before a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THREE_STEPS = (
     "graph(x: f32[4,4], z: f32[4,4], w: f32[4,4]) -> (y, q)\n  y = Exp(x)\n  %1 = MatMul(y, w)\n  q = Add(%1, z)"
 )
 
-#: Graphs and inputs of theirs that cannot be donated, and why.
+#: Graphs with an input that cannot be donated, and the reason.
 REFUSED = {
     "a result of another dtype": (
         "graph(x: f32[4]) -> (y)\n  y: f16[4] = TypeCast(x)",
@@ -81,7 +81,7 @@ def test_unknown_sizes_are_no_obstacle_where_they_are_equal(dims: Any) -> None:
 
 
 class Exported:
-    """An array of a library that nobody knows, by DLPack."""
+    """An array of an unknown library, through DLPack."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array
@@ -118,7 +118,7 @@ def test_a_donated_array_of_any_layout_holds_the_result(kind: str, layout: str) 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("windows", ["one number", "windows of a row"])
 def test_an_array_that_overlaps_itself_is_not_written_over(kind: str, windows: str) -> None:
-    """A kernel would write 8 numbers where one is, and destroy what lies behind it."""
+    """A kernel would write 8 numbers to the place of one, and destroy the memory after it."""
     base = np.zeros(64, np.float32)
     g, x = (
         (og.parse(EXP), as_strided(base[32:33], (8,), (0,)))
@@ -171,7 +171,7 @@ def test_an_alias_that_backward_reads_is_not_written_over() -> None:
 
 
 def test_halves_that_lie_between_each_other_may_be_written_over() -> None:
-    """As gate and value of a packed projection do: their spans meet, they have no element in common."""
+    """Example: gate and value of a packed projection. Their address ranges overlap, but they share no element."""
     packed = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
     gate, up = packed[:, :8], packed[:, 8:]
     g = og.parse("graph(x: f32[5,8], z: f32[5,8]) -> (y)\n  %0 = Swish(x)\n  y = Multiply(%0, z)")
@@ -207,7 +207,7 @@ def test_an_output_that_is_given_spares_the_donated_array() -> None:
 
 
 def test_an_output_given_in_the_donated_array_shares_it_with_no_other_result() -> None:
-    """`s` would lie over `k`: no output, and in the kernel that makes `b`."""
+    """`s` would lie over `k`, although it is no output and belongs to the kernel that makes `b`."""
     graph = og.parse(
         "graph(x: f32[n], z: f32[n], k: f32[1]) -> (b)\n  e = Subtract(x, k)\n  s = SumTo(e, k)\n"
         "  t = SumTo(z, s)\n  b = ReduceMin(e, axes=[0], keep_dims=true)"
@@ -220,7 +220,7 @@ def test_an_output_given_in_the_donated_array_shares_it_with_no_other_result() -
 @pytest.mark.parametrize("way", ["donate", "out", "bind", "execute", "vjp"])
 def test_autograd_finds_out_that_a_kernel_wrote_to_what_it_kept(way: str) -> None:
     torch = pytest.importorskip("torch")
-    kept = torch.ones(8, requires_grad=True).exp()  # whose backward reads the result
+    kept = torch.ones(8, requires_grad=True).exp()  # its backward reads the result
     target, ones, g = kept.detach(), torch.ones(8), og.parse(EXP)
     if way == "donate":
         og.compile(g, donate="x")({"x": target})

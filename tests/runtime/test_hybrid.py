@@ -1,4 +1,4 @@
-"""Imported graphs on a CPU: which pointwise parts a region of onnxruntime takes in, and prepared calls."""
+"""Imported graphs on a CPU: the pointwise parts that a region of onnxruntime includes, and prepared calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NODE = 'onnx_domain="", onnx_opset=21'
 
 
 def between(middle: str, dtype: str = "f32") -> og.Graph:
-    """Two matrix products with something pointwise from `a` to `b` between them."""
+    """Two matrix products with pointwise ops from `a` to `b` between them."""
     return og.parse(
         f"graph(x: {dtype}[n,64], w: {dtype}[64,64]) -> (y)\n"
         f'  a: {dtype}[n,64] = Wildcard(x, w, onnx_op="MatMul", {NODE})\n'
@@ -55,7 +55,7 @@ LONG = "".join(
 def test_what_onnxruntime_runs_as_fast_itself_joins_its_region(middle: str) -> None:
     f = og.compile(between(middle))
     assert [(p.kind, len(p.ops)) for p in f.partitions] == [("library", 2 + middle.count("\n"))]
-    assert len(f.graph.get_partitions()) == 3  # as a graph, it stays cut where it was
+    assert len(f.graph.get_partitions()) == 3  # the graph itself keeps its partitions
     native = [row for row in f.explain().ops if row.kind != "Wildcard"]
     assert native and all(
         row.why == "in onnxruntime's region: 1 node there, and a kernel would cost a seam" for row in native
@@ -65,7 +65,7 @@ def test_what_onnxruntime_runs_as_fast_itself_joins_its_region(middle: str) -> N
 
 @pytest.fixture(scope="module")
 def three() -> og.Executable:
-    """Region, kernel, region."""
+    """An executable with a region, a kernel and a region."""
     return og.compile(between(LONG))
 
 
@@ -103,7 +103,7 @@ def test_units_are_found_in_regions_too() -> None:
 
 
 def no_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on, regions run on bound buffers or not at all."""
+    """From here on, a region must run on bound buffers; otherwise the test fails."""
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("a region ran on buffers of its own")
@@ -156,7 +156,7 @@ def test_views_are_taken(three: og.Executable) -> None:
 def test_a_bound_call_reads_its_arrays_anew_each_time(
     three: og.Executable, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
-    """onnxruntime takes row-major arrays alone: others are copied by each call."""
+    """onnxruntime takes only row-major arrays; each call copies others."""
     given, out = feeds(5), np.empty((5, 64), np.float32)
     given = {name: np.array(a, order=order) for name, a in given.items()}
     call = three.bind(given, out=out)
@@ -194,7 +194,7 @@ def test_arrays_of_a_call_are_not_kept_alive(three: og.Executable) -> None:
     assert [w() for w in watched] == [None] * 3
 
 
-# -- what depends on shapes alone -------------------------------------------------------------------------------------
+# -- values that depend only on shapes --------------------------------------------------------------------------------
 
 BY_SHAPE = (
     "graph(x: f32[n,3]) -> (y, p, x, c)\n"
@@ -217,7 +217,7 @@ def test_what_depends_on_shapes_alone_is_computed_once_for_each_set_of_shapes(mo
     )
     x = rng.standard_normal((4, 3), np.float32)
     results = [f(x=x) for _ in range(4)] + [f(x=x[:2])]
-    assert len(ran) == 4  # the first part and the rest, for two sets of shapes; then bound
+    assert len(ran) == 4  # the first part and the rest, for two sets of shapes; bound after that
     first, *_ = [r for r in f.explain().ops if r.name == "s" or "Shape" in r.why]
     assert "computed once for each set of shapes" in first.why
     for got, given in zip(results, [x] * 4 + [x[:2]], strict=True):
@@ -226,7 +226,7 @@ def test_what_depends_on_shapes_alone_is_computed_once_for_each_set_of_shapes(mo
             np.testing.assert_allclose(got[name], exact[name], rtol=1e-5)
         np.testing.assert_array_equal(got["x"], given)
         np.testing.assert_array_equal(got["c"], [2.0])
-    for result in results[:2]:  # both from step by step and from prepared launches: the caller's own
+    for result in results[:2]:  # the caller owns results both of single steps and of prepared launches
         result["p"][:] = 0
     np.testing.assert_array_equal(f(x=x)["p"], results[2]["p"])
 
@@ -247,7 +247,7 @@ def test_random_numbers_are_drawn_in_every_call() -> None:
 def test_shapes_that_depend_on_data_are_followed() -> None:
     f = og.compile(
         og.parse(
-            "graph(x: f32[n]) -> (y, x)\n"  # with an input among its outputs it is more than one region
+            "graph(x: f32[n]) -> (y, x)\n"  # an input among the outputs prevents a single region
             f'  i: s64[1,?] = Wildcard(x, onnx_op="NonZero", {NODE})\n'
             f'  t: s64[?,1] = Wildcard(i, onnx_op="Transpose", {NODE})\n'
             "  y = Multiply(t, t)"

@@ -1,4 +1,4 @@
-"""A graph that is one region of onnxruntime: calls cost what onnxruntime's own do, and errors stay opgraph's."""
+"""A graph that is one region of onnxruntime: calls cost as much as onnxruntime's own, and errors are opgraph's."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_an_error_of_a_node_is_told_as_ever() -> None:
 
 
 def test_quantized_weights_stay_what_they_are() -> None:
-    """Floats made of them once, ahead, would take their memory four times, and onnxruntime its product of integers."""
+    """As floats, converted once, they would take four times the memory, and onnxruntime could not multiply integers."""
     make, to_proto = onnx.helper.make_node, onnx.numpy_helper.from_array
     weights = rng.integers(-127, 127, (64, 32)).astype(np.int8)
     constants = {"s": np.float32(0.05), "z": np.uint8(3), "v": np.float32(0.01), "o": np.int8(0), "weights": weights}

@@ -1,4 +1,4 @@
-"""Sequences of CPU kernels: the same bits as one call after the other, whatever the kernels are like."""
+"""Sequences of CPU kernels give the same bits as one call after the other, for kernels of all kinds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def address(array: Any) -> int:
 
 
 def chain(kernels: dict[str, HostKernel], x: np.ndarray, a: np.ndarray) -> tuple[KernelSequence, Any, list[np.ndarray]]:
-    """swish -> times a -> softmax -> column sums: the sequence, its arrays, and what single calls give."""
+    """swish -> times a -> softmax -> column sums: the sequence, its arrays, and the results of single calls."""
     y, z, p = np.empty_like(x), np.empty_like(x), np.empty_like(x)
     total = np.empty(x.shape[1], x.dtype)
     steps = [
@@ -110,7 +110,7 @@ def test_calls_may_overlap(kernels: dict[str, HostKernel]) -> None:
     a = np.ones(48, np.float32)
     sequence = chain(kernels, np.ones((64, 48), np.float32), a)[0]
     given = [chain(kernels, rng.standard_normal((64, 48), np.float32), a)[1:] for _ in range(64)]
-    with ThreadPoolExecutor(4) as pool:  # each call writes into arrays of its own
+    with ThreadPoolExecutor(4) as pool:  # each call writes to its own arrays
         list(pool.map(lambda one: sequence(*map(address, one[0])), given))
     for arrays, wanted in given:
         np.testing.assert_array_equal(arrays[-1], wanted[-1])

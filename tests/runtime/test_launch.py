@@ -1,4 +1,4 @@
-"""What a call costs beside its kernels, in Python function calls: times would depend on the day."""
+"""The cost of a call besides its kernels, in Python function calls, because times vary from day to day."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import opgraph as og
 
 
 def python_calls(call: Callable[[], Any]) -> list[str]:
-    """The Python functions that a call runs, itself included, once everything is prepared."""
+    """The Python functions that a call runs, itself included, after everything has been prepared."""
     call()
     call()
     names: list[str] = []
@@ -49,7 +49,7 @@ def test_a_large_bound_call_only_asks_for_threads(swish: og.Executable) -> None:
 
 def test_a_bound_call_of_many_partitions_walks_a_prepared_list() -> None:
     g = og.Graph()
-    for k in range(8):  # nothing in common: each a kernel
+    for k in range(8):  # they share no input, so each is a kernel
         g.add_op("Sigmoid", g.input(f"x{k}", shape=(None,)), name=f"y{k}")
     f = og.compile(g)
     assert len(f.partitions) == 8
@@ -62,4 +62,4 @@ def test_a_bound_call_of_many_partitions_walks_a_prepared_list() -> None:
 def test_an_unbound_call_validates_and_stays_under_its_budget(swish: og.Executable) -> None:
     x, out = np.ones(1000, np.float32), np.empty(1000, np.float32)
     assert len(python_calls(lambda: swish(x=x))) <= 12
-    assert len(python_calls(lambda: swish(x=x, out=out))) <= 24  # four of them are for what `out` must not overlap
+    assert len(python_calls(lambda: swish(x=x, out=out))) <= 24  # four of them check that `out` overlaps no input

@@ -84,7 +84,7 @@ def test_a_graph_of_kernels_and_library_ops_runs() -> None:
 def test_tensors_come_in_and_go_out() -> None:
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(a).requires_grad_(name == "w") for name, a in mlp_arrays().items()}
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # what an op means is not for the surroundings to say
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the context must not change the meaning of an op
         result = og.compile(og.parse(MLP))(tensors)
     assert all(isinstance(t, torch.Tensor) and not t.requires_grad for t in result.values())
     assert_mlp(result)
@@ -238,7 +238,7 @@ def test_a_partition_alone_is_compiled_and_executed() -> None:
 
 
 def in_words(record: OpDef, call: Call) -> bool | None:
-    """Whether ai.onnx has words for a call; None where that depends on more than attributes."""
+    """True if ai.onnx can express a call; None where that depends on more than attributes."""
     if isinstance(record.onnx, str) or call.outputs > 1:
         return False
     attrs = {**record.default_attrs(), **call.attrs}
@@ -247,7 +247,7 @@ def in_words(record: OpDef, call: Call) -> bool | None:
         all(attrs.get(k) == v for k, v in f.when.items()) and (f.applies is None or f.applies(attrs, ndims))
         for f in record.onnx
     ]
-    newer = any(f.since > 22 for f in record.onnx)  # that opset is taken where a target is known to run it
+    newer = any(f.since > 22 for f in record.onnx)  # that opset is chosen where a target is known to run it
     return None if record.decomposition is not None or newer else any(fits)
 
 
@@ -269,7 +269,7 @@ def test_onnx_gives_back_the_same_graph_and_the_same_numbers(record: OpDef, tmp_
             arrays = arrays_of(call, dtype, record)
             try:
                 session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            except Exception as error:  # onnxruntime has no class for it
+            except Exception as error:  # onnxruntime has no kernel for it
                 assert dtype == "f64" and "Could not find an implementation" in str(error)
                 continue
             (got,) = session.run(None, feeds(arrays))

@@ -1,4 +1,4 @@
-"""Planned memory: no two values that are needed at once share a byte, and what can be reused is."""
+"""Planned memory: values that are needed at the same time share no byte, and memory is reused where possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def value(id: int, size: int, first: int, last: int, over: tuple[int, ...] = ())
 
 @st.composite
 def values(draw: st.DrawFn) -> list[Value]:
-    """Up to 30 values of a few sizes, with lifetimes of any length; each may lie over any that ends where it begins."""
+    """Up to 30 values of a few sizes and any lifetimes; each may lie over any value that ends where it begins."""
     made: list[Value] = []
     for id in range(draw(st.integers(1, 30))):
         first = draw(st.integers(0, 12))
@@ -70,7 +70,7 @@ def test_a_plan_prints_as_a_table() -> None:
 def test_kernels_alone_write_in_place_but_never_over_inputs_or_outputs() -> None:
     g = og.Graph()
     x, d = g.input("x", shape=("n", 8)), g.input("d", shape=("m", 8))
-    # Two kernels one after the other: shapes that nobody knows to be equal keep them apart.
+    # Two kernels in sequence: they are not merged because their shapes are not known to be equal.
     h = g.add_op("Add", g.add_op("Sigmoid", x, name="s"), d, name="h")
     g.add_op("Multiply", h, g.add_op("Exp", d), name="y")
     f = og.compile(g)

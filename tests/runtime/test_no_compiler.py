@@ -85,7 +85,7 @@ def test_without_a_compiler_arrays_may_lie_anyhow() -> None:
     want = np.maximum(x + b, 0)
     np.testing.assert_array_equal(f(x=np.flip(np.flip(x).copy()), b=b), want)
     np.testing.assert_array_equal(f(x=np.flip(np.flip(x, 1).copy(), 1), b=np.broadcast_to(b[:1], 4)), want)
-    inside = np.zeros(50, np.uint8)[1:49].view([("x", np.float32)])["x"].reshape(3, 4)  # off by one byte
+    inside = np.zeros(50, np.uint8)[1:49].view([("x", np.float32)])["x"].reshape(3, 4)  # misaligned by one byte
     inside[...] = x
     np.testing.assert_array_equal(f(x=inside, b=b), want)
 
@@ -98,7 +98,7 @@ def test_without_a_compiler_results_are_the_callers_own() -> None:
     x, w = np.array([[1], [2], [3]], np.float32), np.zeros((3, 4), np.float32)
     results = f(x=x, w=w)
     for name, result in results.items():
-        result[0, 0] = 9  # of no other result, and of no input
+        result[0, 0] = 9  # changes no other result, and no input
         assert [name for name, r in results.items() if r[0, 0] == 9] == [*"abc"[: "abc".index(name) + 1]]
     np.testing.assert_array_equal(results["b"][0], np.array([9, 1, 1, 1], np.float32))
     np.testing.assert_array_equal(x[:, 0], np.array([1, 2, 3], np.float32))
@@ -110,7 +110,7 @@ def test_without_a_compiler_f64_is_rounded_to_16_bits_once(engine: str, dtype: s
     library = NUMPY if engine == "NumPy" else pytest.importorskip("opgraph.runtime.providers.torch").TORCH
     g = og.parse(f"graph(x: f64[1]) -> (y)\n  y: {dtype}[1] = TypeCast(x)").finalize()
     (result,) = interpret(lower(g.get_partitions()[0]).loop, [np.array([1 + half + 2**-40])], library)
-    assert float(result[0]) == 1 + above  # 1 by way of f32, in which the last part is lost
+    assert float(result[0]) == 1 + above  # 1 if rounded by way of f32, which loses the last part
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "f16", "bf16"])

@@ -1,4 +1,4 @@
-"""The onnxruntime provider: a region of ONNX nodes runs as one session, whatever its dtypes."""
+"""The onnxruntime provider: a region of ONNX nodes runs as one session, in any dtypes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_region_is_one_session_over_several_nodes() -> None:
 
 
 def test_onnxruntime_is_told_which_sizes_are_equal_as_long_as_they_are() -> None:
-    """It reshapes both operands of a sum of convolutions otherwise. What a file says of inner values may be untrue."""
+    """Otherwise it reshapes both operands of a sum of convolutions. Sizes declared for inner values may be wrong."""
     made = region(
         "graph(x: f32[n,4], y: f32[n,4]) -> (z)\n"
         f'  a: f32[4,n] = Wildcard(x, onnx_op="Transpose", {NODE})\n'
@@ -61,7 +61,7 @@ def test_onnxruntime_is_told_which_sizes_are_equal_as_long_as_they_are() -> None
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="says which cores a process may use")
 def test_a_region_has_no_more_threads_than_cores_that_the_process_may_use() -> None:
-    """onnxruntime counts the machine's, and then two threads that spin share one."""
+    """onnxruntime counts the machine's cores; two spinning threads would then share one core."""
     text = f'graph(x: f32[n,4]) -> (y)\n  y: f32[4,n] = Wildcard(x, onnx_op="Transpose", {NODE})'
     before = os.sched_getaffinity(0)
     try:
@@ -197,7 +197,7 @@ def test_evaluate_runs_imported_graphs_without_being_told_how() -> None:
     np.testing.assert_allclose(got, np.exp(x.astype(np.float64) @ x.astype(np.float64)), rtol=1e-14)
 
 
-#: Nodes of which onnx's evaluator (1.23) makes something else than onnxruntime and its own specification.
+#: Nodes for which onnx's evaluator (1.23) differs from onnxruntime and from its own specification.
 MISTAKEN = [
     ("Softmax", 11, ""),
     ("LogSoftmax", 11, ", axis=2"),
@@ -230,7 +230,7 @@ def test_the_reference_normalizes_by_the_statistics_it_is_given_in_old_opsets() 
 
 
 def test_a_jump_between_a_wide_float_and_its_rounding_is_the_evaluators() -> None:
-    """Floor of 1 - 2^-40 is 0; in f32 it is 1 and its floor 1, in onnxruntime and the evaluator alike."""
+    """Floor of 1 - 2^-40 is 0; in f32 it is 1 and its floor 1, both in onnxruntime and in the evaluator."""
     op = wildcard(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Floor", {NODE})')
     (y,) = provider.reference_foreign(op, [np.array([1 - 2.0**-40, 2.5])])
     np.testing.assert_array_equal(y, [0, 2])

@@ -255,7 +255,7 @@ def test_the_time_of_many_ops_is_linear() -> None:
     ],
 )
 def test_sums_of_columns_are_as_near_as_those_of_rows(op: str) -> None:
-    """NumPy adds up columns one element after the other: f32 is off by some 60 last places at 50,000 of them."""
+    """NumPy adds columns one element after the other; the f32 error is some 60 last places for 50,000 of them."""
     graph = og.parse(f"graph(x: f32[50000,2,3], like: f32[1,2,1]) -> (y)\n  y = {op}").finalize()
     x = np.random.default_rng(0).uniform(1, 2, (50_000, 2, 3)).astype(np.float32)
     got = og.evaluate(graph, {"x": x, "like": np.zeros((1, 2, 1), np.float32)}, dtype=None)

@@ -88,7 +88,7 @@ def test_unaligned_memory_is_read_right(compiled: og.Executable) -> None:
 
 
 def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_read_by_libraries() -> None:
-    """The field of a record: a stride in elements would not be a whole number."""
+    """Example: the field of a record, whose stride is no whole number of elements."""
     records = np.zeros((3, 4), np.dtype([("tag", "u1"), ("v", "f4")]))
     records["v"] = rng.standard_normal((3, 4))
     dense, field = records["v"].copy(), records["v"]
@@ -96,7 +96,7 @@ def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_
     for call in (lambda: f(x=field), lambda: f(x=dense, out=field), lambda: f.bind(x=field, out=dense.copy())):
         with pytest.raises(og.errors.InvalidArguments, match=r"4 bytes lie 20, 5 bytes apart.*\n  where: .*\n  fix: "):
             call()
-    assert f(x=field[:1, :1]).shape == (1, 1)  # one element lies anywhere
+    assert f(x=field[:1, :1]).shape == (1, 1)  # a single element may have any strides
     product = og.compile(og.parse("graph(x: f32[?,4], w: f32[4,4]) -> (y)\n  y = MatMul(x, w)"))
     np.testing.assert_allclose(product(x=field, w=np.eye(4, dtype=np.float32)), dense)
 
@@ -111,7 +111,7 @@ def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_
 )
 @pytest.mark.parametrize("channels", [1, 3, 5])
 def test_an_operand_along_a_channel_axis_of_another_size_is_refused(op: str, channels: int) -> None:
-    """Sizes are known when arrays are there; a kernel would read, or write, beyond the operand."""
+    """Sizes are known only when arrays are given; a kernel would read or write beyond the operand."""
     graph = og.parse(f"graph(x: f32[?,?,?], b: f32[?]) -> (y)\n  y = {op}")
     f = og.compile(graph)
     b = np.linspace(0, 1, 4, dtype=np.float32)
@@ -215,7 +215,7 @@ def test_several_outputs_come_as_a_dict_in_declaration_order() -> None:
 def test_a_number_is_taken_in_the_dtype_of_its_input_or_refused(
     dtype: str, taken: dict[float, object], refused: tuple[float, ...]
 ) -> None:
-    """Floats are rounded; of 2.7 there is no integer."""
+    """Floats are rounded; 2.7 is refused for an integer."""
     f = og.compile(og.parse(f"graph(k: {dtype}[]) -> (y)\n  y = Identity(k)"))
     for given, made in taken.items():
         assert f(k=given) == made
@@ -296,7 +296,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_what_asks_about_a_16_bit_value_sees_what_a_store_writes(question: str, dtype: str) -> None:
-    """Beyond the range, below the smallest number, and where rounding makes two values equal."""
+    """Checks values beyond the range, below the smallest number, and where rounding makes two values equal."""
     kind = np.float16 if dtype == "f16" else ml_dtypes.bfloat16
     text = f"graph(x: {dtype}[7], y: {dtype}[7]) -> (h, chosen)\n  h = Multiply(x, y)\n  c: boolean[7] = {question}\n"
     f = og.compile(og.parse(f"{text}  chosen = Select(c, x, y)"))
@@ -311,7 +311,7 @@ def test_what_asks_about_a_16_bit_value_sees_what_a_store_writes(question: str, 
 
 
 def test_rounding_after_each_op_rounds_inside_units_too() -> None:
-    """As eager torch does: the sigmoid of a swish is rounded before the product."""
+    """As in eager torch: the sigmoid of a swish is rounded before the product."""
     g = og.parse("graph(x: bf16[?]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)")
     x = rng.standard_normal(1000).astype(np.float32).astype(ml_dtypes.bfloat16)
     each = og.compile(g, rounding="each")(x=x)
@@ -334,7 +334,7 @@ def test_a_slope_lies_where_its_attributes_say(
         g.add_op("PReLU", x, s, data_format=data_format, per_channel_broadcast=per_channel)
         exact = og.evaluate(g, feeds)
     except og.errors.InvalidShape:
-        return  # refused by the shape rule, which the reference shares
+        return  # refused by the shape rule, which the reference also applies
     np.testing.assert_array_equal(og.compile(g)(feeds), exact)
 
 

@@ -1,4 +1,4 @@
-"""Sizes that are first known in a call are held to the rules of the ops, not to broadcasting alone."""
+"""Sizes that are first known in a call must satisfy the rules of the ops, not only broadcasting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.runtime import cpu_compiler
 
 _STATISTICS = "g: f32[?], b: f32[?], m: f32[?], v: f32[?]"
 
-#: Graphs of unknown sizes, a shape for each input that fits, and one that broadcasts but that the op does not take.
+#: Graphs of unknown sizes, with input shapes that fit, and shapes that broadcast but that the op does not take.
 PARAMETERS = {
     "a bias": (
         'graph(x: f32[?,?,?], b: f32[?]) -> (y)\n  s = Exp(x)\n  y = BiasAdd(s, b, data_format="NCX")',
@@ -86,12 +86,12 @@ def test_a_sum_is_no_larger_than_what_it_adds_up(without: str, monkeypatch: pyte
     assert f(x=like, like=like).shape == (4, 3)
     with pytest.raises(og.errors.InvalidShape, match=r"does not broadcast to that of the values\n  where: SumTo "):
         f(x=like[:1], like=like)
-    # A shape that something else has, too.
+    # A shape that another value has, too.
     f = og.compile(og.parse("graph(c: f32[], like: f32[n,3]) -> (y)\n  b = BroadcastTo(c, like)\n  y = SumTo(b, like)"))
     np.testing.assert_array_equal(f(c=np.float32(2), like=like), 2 * like)
 
 
-#: Ops that are told a shape by an input: arguments that fit, and what each of the numbers beside them does not.
+#: Ops with an input that holds a shape: arguments, the shape that fits them, and shapes that do not.
 TOLD = {
     "ConvolutionBackwardData": (
         "x: f32{0}, w: f32{1}, s: s32[4]",

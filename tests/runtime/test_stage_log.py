@@ -1,4 +1,4 @@
-"""What each stage of a compilation logs, who may read it, and that nobody pays for it where nobody does."""
+"""The log of each compilation stage, who may read it, and that it costs nothing when it is not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opgraph.loops.text import parse_loop
 from opgraph.schedule.schedule import SPLIT_COLUMN_SUM
 from opgraph.schedule.table import CPU_TABLE
 
-#: The factor m leaves the sum of the last line: lowering is followed by a rewriting.
+#: The factor m moves out of the sum of the last line: a rewrite follows lowering.
 SCALED = """graph(x: f32[64,300]) -> (y)
   m = ReduceMean(x, axes=[-1], keep_dims=true)
   p = Multiply(x, m)
@@ -35,7 +35,7 @@ def log(stage_records: list[logging.LogRecord]) -> Callable[[str], list[str]]:
 
 
 def values(texts: list[str]) -> list[str]:
-    """What stands below the titles."""
+    """The text below the titles."""
     return [text.partition("\n")[2] for text in texts]
 
 
@@ -91,7 +91,7 @@ def swish(rows: int = 8) -> og.Graph:
 
 
 def several() -> og.Graph:
-    """Two kernels, the second of which reads what the first one makes."""
+    """Two kernels, the second of which reads the result of the first."""
     return og.parse(
         "graph(x: f32[300,40], w: f32[40]) -> (y)\n  e = Exp(x)\n  s = SumTo(e, w)\n  t = Tanh(s)\n  y = Multiply(x, t)"
     )
@@ -125,12 +125,12 @@ def test_every_way_to_call_logs_each_kernel(
 ) -> None:
     f = og.compile(graph())
     feeds, entries = array(f.graph), []
-    for times in range(1, 5):  # the ways that are prepared, too
+    for times in range(1, 5):  # repeated calls, so that prepared ones are included
         before = len(log("run"))
         got = call(f, feeds)
         np.testing.assert_allclose(got, og.evaluate(f.graph, feeds), rtol=1e-4, atol=1e-5)
         entries = [text.partition(":")[0] for text in log("run")[before:]]
-        # The shapes between kernels are found out by a call of its own, which `bind` makes.
+        # A separate call, which `bind` makes, finds the shapes between kernels.
         assert set(entries) == set(f.kernels) and (times == 1 or len(entries) % len(f.partitions) == 0)
 
 
@@ -142,7 +142,7 @@ def test_the_threads_of_a_large_call_are_logged(log: Callable[[str], list[str]])
 
     count, parallel = threads.team(3000 * 300)
     if parallel is None and count > 1:
-        assert len(log("run")) == count  # threads of Python, which call it one by one
+        assert len(log("run")) == count  # threads of Python, which call it separately
     else:
         told = f"{count} threads" if count > 1 else "1 thread, from 0 to 900000"
         assert log("run") == [f"{entry}: [3000,300] -> [3000,300], {told}"]
@@ -159,7 +159,7 @@ def test_a_fused_function_of_torch_logs_its_calls(log: Callable[[str], list[str]
 
 
 def test_a_captured_model_logs_its_calls(log: Callable[[str], list[str]]) -> None:
-    """At the sizes that it was captured at, and at others."""
+    """At the sizes of the capture, and at others."""
     torch = pytest.importorskip("torch")
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.SiLU())
     compiled = torch.compile(model, backend="opgraph")
@@ -181,7 +181,7 @@ def test_calls_of_threads_at_once_are_all_logged(log: Callable[[str], list[str]]
 
 
 def test_where_nobody_reads_the_log_a_plan_has_the_kernel_itself() -> None:
-    """So that a call costs what it did before there was a log; `test_launch` counts the functions that it enters."""
+    """A call costs the same as without a log; `test_launch` counts the functions that it enters."""
     f = og.compile(swish())
     f(array(f.graph))
     kernel: Any = f._steps[0].run
@@ -198,7 +198,7 @@ print(float(np.abs(f(x=np.ones((64, 300), np.float32))).sum()), "logging" in sys
 
 
 def program(**variables: str) -> tuple[str, str]:
-    """What it prints on stdout and on stderr."""
+    """The program's output on stdout and on stderr."""
     env = {**os.environ, **variables}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env=env)
     return done.stdout, done.stderr

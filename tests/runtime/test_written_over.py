@@ -1,4 +1,4 @@
-"""Results in the memory of inputs, and in memory that is given: right, or refused before anything is written."""
+"""Results in the memory of inputs, or in given memory, are right, or refused before any write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.runtime import cpu_compiler
 
 rng = np.random.default_rng(5)
 
-#: Graphs over sizes N and M; where they are equal, results of rows and operands along them look alike.
+#: Graphs over sizes N and M; if these are equal, results of rows have the same shape as operands along them.
 GRAPHS = {
     "sums of rows": "graph(x: f32[N,M], w: f32[M]) -> (y)\n  p = Multiply(x, w)\n  y = ReduceSum(p, axes=[-1])",
     "sums of rows, kept": "graph(x: f32[N,M], w: f32[N,1]) -> (y, z)\n  p = Multiply(x, w)\n"
@@ -44,7 +44,7 @@ def sized(text: str, n: int, m: int) -> og.Graph:
 @pytest.mark.parametrize("size", [(5, 5), (64, 64), (300, 300), (3, 40), (40, 3)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_result_over_an_input_is_right_or_refused(name: str, size: tuple[int, int]) -> None:
-    """Every result over every input that looks like it: by `out=`, as one partition, and donated."""
+    """Every result over every input of the same shape: by `out=`, as one partition, and donated."""
     graph = sized(GRAPHS[name], *size)
     f = og.compile(graph)
     (part,) = graph.get_partitions()
@@ -97,7 +97,7 @@ def test_an_input_that_is_an_output_too_is_not_written_over_by_another() -> None
 
 
 def test_a_result_of_another_dtype_over_an_input_is_refused() -> None:
-    """C++ takes memory of two types for two memories, and may write the one before it reads the other."""
+    """C++ assumes that memory of two types does not alias, and may write one before it reads the other."""
     graph = og.parse(
         "graph(x: f32[64], w: f32[64]) -> (y, z)\n  y: s32[64] = TypeCast(w)\n  t = Tanh(x)\n  z = Add(t, w)"
     )
@@ -129,7 +129,7 @@ def test_a_number_is_no_place_for_a_result(out: object) -> None:
 
 
 _TWO = "graph(x: f32[n,m], w: f32[?,?]) -> (y, z)\n  y = Tanh(x)\n  z = {}"
-#: Two steps, the second of which refuses: its op, and the shapes of w and of what z is to be written to.
+#: Two steps, the second of which refuses: its op, and the shapes of w and of z's output array.
 SECOND_STEPS = {
     "a product of other sizes": ("MatMul(y, w)", (5, 2), (3, 2)),
     "a product of another size": ("MatMul(y, w)", (4, 2), (3, 5)),
@@ -164,7 +164,7 @@ def test_what_a_later_step_refuses_is_refused_before_the_first_writes(
 
 
 def test_sizes_that_a_model_states_for_another_batch_refuse_nothing() -> None:
-    """A carried node tells no shape; what the model declares of it held for the batch that was exported."""
+    """A carried node infers no shape; the model's declared shape was that of the exported batch."""
     pytest.importorskip("onnxruntime", reason="it runs the node")
     text = """graph(x: f32[n,4]) -> (y)
       e: f32[3,4] = Wildcard(x, onnx_op="Erf", onnx_domain="", onnx_opset=20)
