@@ -1,11 +1,11 @@
-"""Training curves: eager torch and opgraph on scikit-learn's digits, and how far apart they are at which step.
+"""Training curves: eager torch and opgraph on scikit-learn's digits, and their difference at each step.
 
     python tests/benchmarks/curves.py [--steps N] [--svg FILE] [--json FILE]
 
-Four runs of each model from the same parameters over the same batches: eager torch in float32, in float64, in float32
-with the activations in another, equally valid order, and in float32 after `opgraph.torch.fuse(model)`. Rounding differs
-between any two of them, and training makes differences grow, so that "the same within rounding" needs a yardstick: all
-are compared with the first. The picture in specs/images is written by
+Four runs of each model start from the same parameters and use the same batches: eager torch in float32, in float64, in
+float32 with the activations in another, equally valid order, and in float32 after `opgraph.torch.fuse(model)`. Rounding
+differs between any two of them, and training makes differences grow, so "the same within rounding" needs a yardstick:
+all are compared with the first. This command writes the picture in specs/images:
 
     python tests/benchmarks/curves.py --svg specs/images/training_curves.svg
 """
@@ -30,9 +30,9 @@ from digits_training import CASES, EAGER, EXACT, FUSED, OTHER_ORDER, Curve, trai
 from opgraph.torch.memory.picture import with_light
 
 WAYS = (EAGER, EXACT, OTHER_ORDER, FUSED)
-#: Differences below are drawn as this, none at all too: an f32 loss cannot tell less than 6e-8.
+#: Smaller differences are drawn at this value, and so are zeros: the resolution of an f32 loss is 6e-8.
 FLOOR = 1e-8
-#: Steps over which the largest differences are told.
+#: Numbers of steps over which the largest differences are printed.
 HORIZONS = (20, 100)
 
 Points = list[tuple[float, float]]
@@ -91,7 +91,7 @@ _WIDTH, _PANEL, _HEIGHT, _LEFT, _TOP, _ROW = 900, 360, 170, 66, 66, 250
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes: where they stand, how many steps they show, and the values at bottom and top; logarithmic or not."""
+    """Axes: their position, the number of steps, and the values at bottom and top; logarithmic or not."""
 
     left: float
     top: float
@@ -144,7 +144,7 @@ def picture(runs: dict[str, dict[str, Curve]]) -> str:
 
 
 def _risen(values: Sequence[float]) -> list[float]:
-    """The largest so far: a difference that passes through zero is no agreement."""
+    """The running maximum: a difference that passes through zero is no agreement."""
     return list(itertools.accumulate(values, max))
 
 
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--svg", help="write the picture to this file")
     parser.add_argument("--json", help="write losses and figures to this file")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # the models are small; and the sums of a product do not depend on the machine's cores
+    torch.set_num_threads(1)  # the models are small, and the sums of a product must not depend on the number of cores
     runs, figures = {}, {}
     for name, case in CASES.items():
         runs[name] = {way: trained(case, way, options.steps) for way in WAYS}

@@ -1,12 +1,12 @@
-"""Imported models in opgraph and in onnxruntime alone: ratios in turns, and the seams between regions and kernels.
+"""Imported models in opgraph and in onnxruntime alone: interleaved ratios, and the seams between regions and kernels.
 
     python tests/benchmarks/hybrid.py MODEL.onnx [MODEL.onnx ...] [--sizes batch=2,seq=16] [--sizes ...] [--rounds 201]
         [--threads N] [--json FILE]
 
-Two ratios, below 1 is faster: a call with arrays beside `session.run`, and a bound call beside a session with bound
-buffers; medians and quartiles, and the ratio of the fastest runs. Both sides have as many threads, and their idle ones
-do the same: those of a session spin where opgraph's do. On a machine that others use, threads that spin wait for those
-that are not running: `taskset -c 1 python ...` compares one each.
+It prints two latency ratios, where below 1 is faster: a call with arrays against `session.run`, and a bound call
+against a session with bound buffers; medians and quartiles, and the ratio of the fastest runs. Both sides have as many
+threads, and their idle threads do the same: those of a session spin if opgraph's do. On a shared machine, spinning
+threads wait for those that are not running: `taskset -c 1 python ...` compares one thread each.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from opgraph.bench.timing import HostClock, in_turns, ratio
 
 
 def seams(f: og.Executable) -> str:
-    """What runs in each call, in order."""
+    """The partitions of each call, in order, with their engines."""
     kinds = [f"{engine} {len(p.ops)}" for p, engine in zip(f.partitions, f.engines, strict=True)]
     return ", ".join(kinds)
 
 
 def bound_session(made: Any, feeds: dict[str, np.ndarray]) -> tuple[Any, Any]:
-    """A session's call on bound buffers, and what must be kept for it."""
+    """A session's call on bound buffers, and the objects that must stay alive for it."""
     binding = made.io_binding()
     outs = [onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in made.run(None, feeds)]
     for name, array in feeds.items():
@@ -59,8 +59,8 @@ def measured(path: str, sizes: dict[str, int], threads: int, rounds: int) -> dic
     outs = {name: np.empty_like(a) for name, a in results.items()}
     ours_bound = f.bind(feeds, out=outs if len(outs) > 1 else next(iter(outs.values())))
     theirs_bound, kept = bound_session(theirs, feeds)
-    # Two at a time: rounds run to and fro, so that the first and the last of more would find their own weights in the
-    # caches more often than those between (seen with four calls of one model: 10%).
+    # Two at a time: rounds run in alternating order, so with more calls the first and the last would find their own
+    # weights in the caches more often than those between (observed with four calls of one model: 10%).
     pairs: tuple[dict[str, Any], ...] = (
         {"ours": lambda: f(feeds), "theirs": lambda: theirs.run(None, feeds)},
         {"ours bound": ours_bound, "theirs bound": theirs_bound},

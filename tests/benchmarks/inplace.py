@@ -1,10 +1,10 @@
-"""What in-place activations save: memory that torch allocates, counted per storage.
+"""The memory that in-place activations save: bytes that torch allocates, counted per storage.
 
     python tests/benchmarks/inplace.py [--json FILE]
 
 ReLU on 10000 x 10000 f32 values, and one training run of a 784-256-128-64-10 classifier with the activations in place
-and out of place: its losses, what one step allocates in all, and the peak of its forward pass. (The peak of the whole
-step is that of backward, where either way the gradient of the widest layer stands beside what ReLU kept.)
+and out of place: its losses, the total allocation of one step, and the peak of its forward pass. (The peak of the whole
+step is that of backward, where in both cases the gradient of the widest layer is alive together with ReLU's output.)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of the storages that ops make while this is active: all, alive, and the most that were alive at once."""
+    """Bytes of the storages that ops make in this mode: all, those alive, and the peak of those alive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def relu(n: int = 10_000) -> dict[str, int]:
 
 @dataclass
 class Run:
-    """Losses of a training run, and bytes of one step."""
+    """The losses of a training run, and the bytes of one step."""
 
     losses: list[float]
     allocated: int

@@ -1,4 +1,4 @@
-"""What huge pages and kept memory are worth: filling it, and steps of training, with and without; in turns, as ratios.
+"""The gain by huge pages and kept memory: filling memory, and training steps, with and without; interleaved ratios.
 
 python tests/benchmarks/pages.py
 """
@@ -24,7 +24,7 @@ SIZES = (4, 8, 16, 32, 128)
 
 
 def filled(mebibytes: int) -> dict[str, float]:
-    """Mapping so much memory, writing it once and giving it back."""
+    """Maps so much memory, writes it once and frees it."""
 
     def fill(advised: bool) -> Callable[[], None]:
         def call() -> None:
@@ -44,7 +44,7 @@ def filled(mebibytes: int) -> dict[str, float]:
 
 
 def naf1(elements: int) -> dict[str, float]:
-    """Forward and backward on huge pages: two results of that many f32."""
+    """Forward and backward with and without huge pages: two results of that many f32."""
     step = _step(with_order(0.9).forward, elements, kept=False)
 
     def without() -> object:
@@ -55,7 +55,7 @@ def naf1(elements: int) -> dict[str, float]:
 
 
 def kept(forward: Callable[[torch.Tensor], torch.Tensor], elements: int) -> dict[str, float]:
-    """Forward and backward on memory that was kept, beside new memory on huge pages."""
+    """Forward and backward on kept memory, against new memory on huge pages."""
     return found(_step(forward, elements, kept=True), _step(forward, elements, kept=False), rounds=15)
 
 
@@ -67,12 +67,12 @@ def _step(forward: Callable[[torch.Tensor], torch.Tensor], elements: int, *, kep
         return torch.autograd.grad(fused(x), x, d)
 
     with mock.patch.object(memory_pool, "is_kept", memory_pool.is_kept if kept else lambda size: False):
-        step()  # which is when it is planned what results are made of
+        step()  # the first call plans the memory of the results
     return step
 
 
 def found(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> dict[str, float]:
-    """Times of both, and the page faults of one call each, which no other work on the machine changes."""
+    """Times of both, and the page faults of one call each, which other work on the machine does not change."""
     return compare(ours, theirs, rounds) | {"faults": faults(ours), "theirs_faults": faults(theirs)}
 
 

@@ -1,6 +1,6 @@
 """Writes specs/sass.md: `python tests/benchmarks/sass_table.py`.
 
-What it takes is NVRTC and nvdisasm, no GPU. `tests/cuda/test_sass_table.py` holds the kernels to the page.
+It needs NVRTC and nvdisasm, but no GPU. `tests/cuda/test_sass_table.py` compares the kernels with the page.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ARCH = "sm_90"
 DIRECTIONS = ("forward", "backward")
 PAGE = Path(__file__).resolve().parents[2] / "specs" / "sass.md"
 REWRITE = "python tests/benchmarks/sass_table.py"
-#: CUB's tuning of an H200 for copies: bytes that a multiprocessor asks for at a time.
+#: CUB's tuning of an H200 for copies: bytes that a multiprocessor requests at a time.
 WANTED_IN_FLIGHT = 48 * 1024
 _TEXT = """\
 # Machine code, kernel by kernel
@@ -61,7 +61,7 @@ _HEAD = "| " + " | ".join(c.replace("_", " ") for c in _COLUMNS.split()) + " |"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the page; several kernels of one entry are joined: sums, and the largest of what is no sum."""
+    """One line of the page. Several kernels of one entry are joined: sums, or the largest where no sum exists."""
 
     name: str
     direction: str
@@ -88,7 +88,7 @@ class Row:
 
 
 def version() -> str:
-    """Of NVRTC."""
+    """The version of NVRTC."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     library = nvrtc.library()
     assert library is not None
@@ -97,7 +97,7 @@ def version() -> str:
 
 
 def measured(dtypes: Iterable[str] = sass_suite.DTYPES) -> Iterator[Row]:
-    """The rows of the page, from the sources as they are."""
+    """The rows of the page, measured from the current sources."""
     for dtype in dtypes:
         made = [(e, d, sass_suite.kernels(e, d, dtype)) for e in sass_suite.entries(dtype) for d in DIRECTIONS]
         compiled = _programs([k for _, _, kernels in made for k in kernels])
@@ -106,7 +106,7 @@ def measured(dtypes: Iterable[str] = sass_suite.DTYPES) -> Iterator[Row]:
 
 
 def _programs(kernels: list[sass_suite.Kernel]) -> dict[str, sass.Program]:
-    """All kernels of one skeleton in one text: the shared headers are compiled once."""
+    """Compiles all kernels of one skeleton as one text, so that the shared headers are compiled once."""
     groups: dict[str, dict[str, str]] = {}
     for kernel in kernels:
         groups.setdefault(kernel.source.skeleton, {})[kernel.source.entry] = kernel.source.own
@@ -143,7 +143,7 @@ def _joined(name: str, direction: str, dtype: str, parts: list[tuple[sass_suite.
 def _row(kernel: sass_suite.Kernel, program: sass.Program) -> Row:
     path = program.main_loop(kernel.turns) if kernel.loops else program.main_path(kernel.turns)
     elements: float = kernel.elements
-    if kernel.loops and kernel.loaded:  # the compiler may have made several turns one
+    if kernel.loops and kernel.loaded:  # the compiler may have merged several turns
         elements *= sum(x.bytes_moved for x in path if x.is_load and x.bytes_moved == 16) / kernel.loaded
     share = budget.share(path, elements, kernel.moved)
     threads = kernel.block * budget.resident_blocks(program.registers, kernel.block, kernel.shared)
@@ -167,7 +167,7 @@ def _row(kernel: sass_suite.Kernel, program: sass.Program) -> Row:
 
 
 def read() -> list[Row]:
-    """The rows of the page as it is."""
+    """The rows of the existing page."""
     found = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]
@@ -179,7 +179,7 @@ def read() -> list[Row]:
 
 
 def written_version() -> str:
-    """The NVRTC that the page was written with."""
+    """The NVRTC version that the page was written with."""
     match = re.search(r"NVRTC (\d+\.\d+)", PAGE.read_text(encoding="utf-8"))
     assert match is not None
     return match[1]

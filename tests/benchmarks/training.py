@@ -4,7 +4,7 @@
 
 NAF1, the trainable activation of fractional order that opgraph started from, forward and backward, against eager torch
 and against torch.compile on a form whose scalar part was hoisted by hand; backward of swish into given buffers; and
-what a call costs the host at 1,024 elements.
+the host cost of a call at 1,024 elements.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LAMBDA, ALPHA = 1.0507, 1.67326
 
 
 def hoisted(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """NAF1 with its scalar part apart, so that torch.compile takes it as one graph."""
+    """The scalar part of NAF1, separately, so that torch.compile captures the rest as one graph."""
     scalars = [1 - order, 1 / gamma(2 - order)]
     scalars += [gamma(1 + order) / (gamma(torch.tensor(n + 1.0)) * gamma(1 - n + order)) * (-1) ** n for n in range(3)]
     return torch.stack(scalars)
 
 
 def data_part(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    """What is left of NAF1 for every element."""
+    """The part of NAF1 that is computed for every element."""
     positive, negative = torch.where(x > 0, x, 1.0), torch.where(x <= 0, x, 1.0)
     right = LAMBDA * torch.pow(positive, s[0]) * s[1]
     left = sum((1 - torch.exp(negative - n)) * s[2 + n] for n in range(3)) * (ALPHA * LAMBDA)
@@ -84,7 +84,7 @@ def swish_backward(n: int) -> dict[str, dict[str, float]]:
 
 
 def host() -> dict[str, float]:
-    """Microseconds of a call of 1,024 elements that needs grad, and of F.silu, forward alone and with backward."""
+    """Microseconds of a call of 1,024 elements that needs grad, and of F.silu; only forward, and with backward."""
 
     @ogt.fuse
     def swish(x: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -124,7 +124,7 @@ print(time.perf_counter() - start)
 
 
 def first_call() -> dict[str, float]:
-    """Milliseconds of the first forward and backward of NAF1 in a new process: nothing cached, and from the disk."""
+    """Milliseconds of the first forward and backward of NAF1 in a new process: with an empty cache, and from disk."""
     code = _FIRST
     cold, warm = [], []
     for _ in range(5):

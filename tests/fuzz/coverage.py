@@ -3,9 +3,9 @@
     pip install atheris
     python tests/fuzz/coverage.py --seconds 3600 [--corpus FOLDER]
 
-Inputs are files, mutated half as bytes and half as messages. Anything but an OpGraphError ends libFuzzer's process; its
-input is kept in FOLDER_found then, and belongs into findings/. The run goes on with another process until the time
-is up.
+Inputs are files, mutated half as bytes and half as messages. Any exception except an OpGraphError ends libFuzzer's
+process; its input is then stored in FOLDER_found, and belongs into findings/. The run continues with another process
+until the time is up.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with atheris.instrument_imports(include=["opgraph"]):
 
 
 def one(content: bytes) -> None:
-    """One input: read, printed, partitioned, emitted and written. One in sixteen goes through everything."""
+    """Runs one input: read, printed, partitioned, emitted and written. One in sixteen runs every check."""
     if content and content[-1] % 16 == 0:
         model_checks.survives_bytes(content, random_models.seeded(0))
         return
@@ -54,13 +54,13 @@ def one(content: bytes) -> None:
 
 
 def mutated(content: bytes, size: int, seed: int) -> bytes:
-    """The input damaged as a message where it is one, else, and now and then, as bytes."""
+    """The input, half of the time damaged as a message if it is one; otherwise mutated as bytes."""
     rng = random_models.seeded(seed)
     if rng.random() < 0.5:
         model = onnx.ModelProto()
         try:
             model.ParseFromString(content)
-        except Exception:  # protobuf's own, of several classes
+        except Exception:  # exceptions of protobuf, of several classes
             return bytes(atheris.Mutate(content, size))
         result = random_models.damaged(model, rng, 1 + rng.randrange(3)).SerializeToString()
         return bytes(result[:size])
@@ -68,7 +68,7 @@ def mutated(content: bytes, size: int, seed: int) -> bytes:
 
 
 def found_in(corpus: Path) -> Path:
-    """The folder for what is found: not the corpus itself, which is run through at every start."""
+    """The folder for findings; the corpus itself is run at every start."""
     return corpus.with_name(f"{corpus.name}_found")
 
 
@@ -82,7 +82,7 @@ def fuzz(seconds: int, corpus: Path) -> None:
 
 
 def main() -> int:
-    """Returns 1 where something was found."""
+    """Returns 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--corpus", type=Path, default=Path("fuzz_corpus"))

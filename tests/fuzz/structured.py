@@ -1,9 +1,9 @@
-"""Structure-aware fuzzing by seed: right models with random damage, in worker processes that are watched.
+"""Structure-aware fuzzing by seed: valid models with random damage, in supervised worker processes.
 
     python tests/fuzz/structured.py --first 0 --count 100000 [--seconds 3600] [--hang 30]
 
-A seed that crashes, hangs, takes over 8 GiB or raises anything but an OpGraphError is printed, and its model kept in
-findings/. The same seed always makes the same model (of the same onnx).
+A seed that crashes, hangs, takes over 8 GiB or raises anything but an OpGraphError is printed, and its model stored in
+findings/. The same seed always gives the same model (with the same onnx version).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BATCH = 100
 
 
 def case(seed: int) -> tuple[onnx.ModelProto, Any]:
-    """The damaged model of a seed, and the source that its inputs are drawn from."""
+    """The damaged model of a seed, and the random source for its inputs."""
     rng = random_models.seeded(seed)
     model = random_models.random_model(rng)
     return random_models.damaged(model, rng, rng.choice((1, 1, 2, 3, 6))), rng
@@ -58,7 +58,7 @@ def _batch(first: int, count: int, hang: int, queue: Any) -> None:
 
 
 def main() -> int:
-    """Returns 1 where something was found."""
+    """Returns 1 if something was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)

@@ -1,10 +1,9 @@
 """A pytest plugin for a run that may be cut off, on a GPU that may be lost: `-p as_they_come`.
 
-What fails is told when it fails, not at the end, and `--outcomes FILE` gets a line for each test as it ends. With
-`--again FILE` what such a file says passed, or was skipped, is left out: failures and tests that never ran remain.
-After an illegal access CUDA refuses a process everything: a worker of pytest-xdist that this happened to ends, and
-another takes its place, so that one test loses one test. And with `--gpu` a GPU that is not there is a failure, no
-reason to skip.
+A failure is printed when it occurs, not at the end, and `--outcomes FILE` gets a line for each test as it ends. With
+`--again FILE`, tests that passed or were skipped by such a file are left out: failures and tests that never ran remain.
+After an illegal access CUDA refuses every call of a process. A pytest-xdist worker in this state exits and is replaced,
+so that one bad test loses only itself. With `--gpu` a missing GPU is a failure instead of a skip.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 LOST = 70  # exit status of a worker whose GPU is lost
-NEVER_THERE = (34, 35, 100)  # CUDA's errors where there is no driver, one that is too old, no device
+NEVER_THERE = (34, 35, 100)  # CUDA's errors for no driver, a too old driver, no device
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def settled(outcomes: str | None) -> set[str]:
-    """The tests that need not run again: those whose last line says that they passed, or were skipped."""
+    """The tests that need not run again: those whose last line is "passed" or "skipped"."""
     if outcomes is None or not Path(outcomes).exists():
         return set()
     lines = Path(outcomes).read_text(encoding="utf-8").splitlines()
@@ -42,20 +41,20 @@ def settled(outcomes: str | None) -> set[str]:
 
 
 class Chooser:
-    """Leaves tests out. Workers do as the process that they were started by: the file grows meanwhile."""
+    """Deselects tests. Workers use the set of the process that started them, because the file grows meanwhile."""
 
     def __init__(self, settled: set[str]) -> None:
         self.settled = settled
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Of the tests that were found."""
+        """Deselects among the collected tests."""
         if out := [item for item in items if item.nodeid in self.settled]:
             items[:] = [item for item in items if item.nodeid not in self.settled]
             config.hook.pytest_deselected(items=out)
 
 
 class Teller(Chooser):
-    """Of the process that the user sees."""
+    """The plugin of the main process, whose output the user sees."""
 
     def __init__(self, config: pytest.Config) -> None:
         super().__init__(settled(config.getoption("--again")))
@@ -64,17 +63,17 @@ class Teller(Chooser):
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Of pytest-xdist, for each worker."""
+        """A hook of pytest-xdist, called for each worker."""
         node.workerinput["settled"] = sorted(self.settled)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """That nothing is left to run again is no failure."""
+        """Makes a run succeed if no tests are left to run again."""
         if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.settled:
             session.exitstatus = pytest.ExitCode.OK
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Prints a failure. `--tb=no` leaves it out at the end."""
+        """Prints a failure. `--tb=no` omits it at the end."""
         if self._outcomes is not None and (report.when == "call" or not report.passed):
             with open(self._outcomes, "a", encoding="utf-8") as file:
                 file.write(f"{report.outcome} {report.nodeid}\n")
@@ -86,7 +85,7 @@ class Teller(Chooser):
 
 
 class Worker(Chooser):
-    """Of a worker."""
+    """The plugin of a worker."""
 
     def __init__(self, settled: set[str]) -> None:
         super().__init__(settled)
@@ -97,14 +96,14 @@ class Worker(Chooser):
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self) -> None:
-        """After a failure: its report is sent by now, and this test is the one that a worker which ends loses."""
+        """Exits after a failure if the GPU is lost: the report is sent by now, so that only this test is lost."""
         if self._failed and gpu_is_lost():
             os._exit(LOST)
         self._failed = False
 
 
 def gpu_is_lost() -> bool:
-    """Whether CUDA refuses this process what it refuses nobody."""
+    """True if CUDA refuses this process a call that always works otherwise."""
     cupy: Any = sys.modules.get("cupy")
     if cupy is None:
         return False

@@ -1,9 +1,9 @@
-"""How much of the possible each row of a GPU benchmark reached: `python tests/gpu/bounds.py bench-*.json`.
+"""The part of the possible speed that each row of a GPU benchmark reached: `python tests/gpu/bounds.py bench-*.json`.
 
-Possible is what a copy of as many bytes took in the same rounds, or what the kernels' arithmetic takes, the longer of
-the two. Arithmetic is derived from machine code (tests/support/budget.py), operands row by row, at the clocks of the
-GPU in the file, which are its highest: one that ran slower reached more than is said here. It takes NVRTC and nvdisasm,
-and no GPU.
+The shortest possible time is that of a copy of as many bytes in the same rounds, or that of the kernels' arithmetic,
+whichever is longer. Arithmetic is derived from machine code (tests/support/budget.py), operands row by row, at the
+GPU's highest clocks, which are in the file: a GPU that ran slower reached more than is printed here. It needs NVRTC and
+nvdisasm, but no GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from opgraph.loops.lower import lower  # noqa: E402
 
 
 def kernels(row: Row) -> list[sass_suite.Kernel]:
-    """Those of a row that go over its data, at its sizes."""
+    """The kernels of a row that process its data, at its sizes."""
     entry = next(e for e in ENTRIES if e.name == row.entry)
     bound = []
     for partition in entry.graph(entry.dims(row.size), row.dtype, row.direction).get_partitions():
@@ -43,7 +43,7 @@ def kernels(row: Row) -> list[sass_suite.Kernel]:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A row: microseconds of the copy, of arithmetic, and which unit of the GPU needs the latter."""
+    """A row: microseconds of the copy and of arithmetic, and the GPU unit that needs the latter."""
 
     row: Row
     copy: float
@@ -52,12 +52,12 @@ class Reached:
 
     @property
     def part(self) -> float:
-        """Of the possible."""
+        """The reached part of the possible speed."""
         return max(self.copy, self.arithmetic) / (self.row.ours.us or 1.0)
 
     @property
     def is_good(self) -> bool:
-        """Whether it is as much as is asked for, and no peer was faster."""
+        """True if it reaches the goal and no peer was faster."""
         best = self.row.best
         return self.part >= profiled.GOALS[self.row.dtype] and (
             best is None or best.ratio is None or best.ratio.median <= 1
@@ -75,7 +75,7 @@ def clocks(machine: Mapping[str, Any]) -> float:
     """Clocks of all multiprocessors in a second.
 
     Raises:
-        SystemExit: the file does not say them.
+        SystemExit: the file does not contain them.
     """
     if "multiprocessors" not in machine or not isinstance(machine.get("gpu_mhz"), int):
         raise SystemExit("the file does not say how many multiprocessors the GPU has, and their clock")
@@ -83,7 +83,7 @@ def clocks(machine: Mapping[str, Any]) -> float:
 
 
 def reached(results: Results) -> Iterator[Reached]:
-    """Every row with a copy in it, but those that fit into a cache."""
+    """Every row that has a copy, except those that fit into a cache."""
     slower = budget.CLOCKS_A_SECOND / clocks(results.machine)
     rows = [r for r in results.rows if r.copy and r.copy.us and r.cells and r.ours.us and r.elements >= 1 << 24]
     found = [kernels(row) for row in rows]
@@ -96,7 +96,7 @@ def reached(results: Results) -> Iterator[Reached]:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Prints a line for each row; 0 where all are good."""
+    """Prints a line for each row; returns 0 if all are good."""
     found = []
     for path in paths:
         results = read(path)

@@ -1,4 +1,4 @@
-"""What runs on a GPU: `pytest tests/gpu` needs CuPy and a GPU; tests of tensors need torch with CUDA as well."""
+"""Tests on a GPU: `pytest tests/gpu` needs CuPy and a GPU; tests of tensors need torch with CUDA as well."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     folder = os.path.dirname(__file__)
     for item in items:
         if str(item.path).startswith(folder):
-            item.add_marker(pytest.mark.filterwarnings("default"))  # other people's libraries warn
+            item.add_marker(pytest.mark.filterwarnings("default"))  # other libraries warn
 
 
 @pytest.fixture(scope="module", autouse=True)
 def forms_of_a_gpu() -> Iterator[None]:
-    """What the CPU engine takes from tables would differ in the last bits. (Other folders' tests run beside these.)"""
+    """Avoids the CPU engine's tables, whose last bits differ. (Other folders' tests run in the same process.)"""
     with as_on_a_gpu():
         yield
 
 
 def missing(request: pytest.FixtureRequest, reason: str) -> NoReturn:
-    """Skips; fails where a GPU must be there (`-p as_they_come --gpu`)."""
+    """Skips; fails if a GPU is required (`-p as_they_come --gpu`)."""
     if request.config.getoption("--gpu", default=False):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -94,7 +94,7 @@ def memory(request: pytest.FixtureRequest) -> Memory:
 
 @pytest.fixture
 def any_memory(cupy: Any) -> Memory:
-    """Torch where it is there, else CuPy."""
+    """Torch if it is available, else CuPy."""
     try:
         import torch
 
@@ -105,9 +105,9 @@ def any_memory(cupy: Any) -> Memory:
 
 @contextmanager
 def flushing(dtype: str) -> Iterator[None]:
-    """The CPU treats f32 subnormals as the GPU does (-ftz=true), for results that are computed in f32.
+    """Makes the CPU treat f32 subnormals as the GPU does (-ftz=true), for results that are computed in f32.
 
-    f16 is left out: its subnormals are f32 subnormals on their way into the CPU's arithmetic, not into the GPU's.
+    f16 is left out: its subnormals are f32 subnormals when they enter the CPU's arithmetic, but not the GPU's.
     """
     if dtype not in ("f32", "bf16"):
         yield

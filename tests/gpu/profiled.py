@@ -1,8 +1,8 @@
-"""Profiles of what a GPU benchmark found slow: `python tests/gpu/profiled.py bench-*.json`, on the same GPU.
+"""Profiles the slow rows of a GPU benchmark: `python tests/gpu/profiled.py bench-*.json`, on the same GPU.
 
-Rows that took longer than a copy of as many bytes allows (`GOALS` of bounds.py), the furthest off first. ncu, from the
-CUDA toolkit, runs each of them in a process of its own, in which nothing else launches kernels of these names. Clocks
-are left as they are, so compare what it says of bytes, instructions and stalls, not times.
+These are the rows that are slower than a copy of as many bytes allows (`GOALS` of bounds.py), the slowest first. ncu,
+from the CUDA toolkit, runs each of them in a separate process that launches no other kernels of these names. Clocks are
+not locked, so compare the reported bytes, instructions and stalls, not times.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import opgraph as og  # noqa: E402
 from opgraph.bench.entries import ENTRIES  # noqa: E402
 from opgraph.bench.results import Row, read  # noqa: E402
 
-#: Of the copy's speed, as the project asks for it.
+#: The project's goals, as parts of a copy's speed.
 GOALS = {"f32": 0.95, "bf16": 0.90, "f16": 0.90}
-#: Sections of ncu: what bounds a kernel, where its bytes come from, how many threads run, and what they wait for.
+#: Sections of ncu: a kernel's bound, the sources of its bytes, the number of threads, and the reasons of their stalls.
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis", "Occupancy", "LaunchStats", "WarpStateStats")
 
 
 def slow(rows: Iterable[Row], count: int) -> list[Row]:
-    """The rows that are furthest below what is asked for, at most `count` of them."""
+    """The rows that are furthest below the goal, at most `count` of them."""
     found = [(row.copy.us / row.ours.us / GOALS[row.dtype], row) for row in rows if row.copy and row.cells
              and row.copy.us and row.ours.us and row.dtype in GOALS]  # fmt: skip
     return [row for part, row in sorted(found, key=lambda each: each[0]) if part < 1][:count]
 
 
 def command(ncu: str, row: Row) -> list[str]:
-    """What profiles the kernels of a row, once they ran."""
+    """The command that profiles the kernels of a row, after they have run."""
     chosen = ["--run", row.entry, row.direction, row.dtype, str(row.size)]
     sections = [word for name in SECTIONS for word in ("--section", name)]
     kernels = ["--clock-control", "none", "--kernel-name", "regex:^og_", "--launch-skip", "8", "--launch-count", "8"]
@@ -56,7 +56,7 @@ def run(entry: str, direction: str, dtype: str, size: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Profiles the rows of the files; 0 where all profiles could be made."""
+    """Profiles the rows of the files; returns 0 if all profiles succeeded."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--ncu", default="ncu")

@@ -1,14 +1,15 @@
-"""Everything that needs a GPU, without network: `python tests/gpu/run.py FOLDER --call 1`, then 2 and 3.
+"""Runs everything that needs a GPU, without network: `python tests/gpu/run.py FOLDER --call 1`, then 2 and 3.
 
-A GPU that is had for half an hour is used in three calls, each of which leaves something. The first (290 s) has what is
-most likely to fail: what the machine has, smoke tests, host costs, one swish against a copy, a program of every kind of
-kernel, the tests. The second (540 s) repeats the tests that did not pass, and runs the benchmarks. The third (580 s)
-has compute-sanitizer with planted faults, and profiles of what came out slow. Without `--call` all run in one.
+A GPU that is available for half an hour is used in three calls, each of which leaves results. The first (290 s) runs
+the steps that are most likely to fail: properties of the machine, smoke tests, host costs, one swish against a copy, a
+program of every kind of kernel, the tests. The second (540 s) repeats the tests that did not pass, and runs the
+benchmarks. The third (580 s) runs compute-sanitizer with planted faults, and profiles slow kernels. Without `--call`
+all run in one.
 
-Logs, results as they come and a summary go to FOLDER: a call writes at most 8 files of at most 12 MiB, none in a folder
-below. What a later call needs (outcomes of tests, results of benchmarks, compiled kernels) also stays in build/gpu of
-the checkout. Each step is a process with a limit of its own, so that one that hangs, or loses the GPU, loses only
-itself, and is asked to end before it is killed: a test run then still says what has failed. Together they end in time.
+Logs, results as they come and a summary go to FOLDER: a call writes at most 8 files of at most 12 MiB, and no
+subfolders. Data for a later call (outcomes of tests, results of benchmarks, compiled kernels) also stay in build/gpu of
+the checkout. Each step is a process with its own limit, so that a step that hangs, or loses the GPU, loses only itself.
+It is interrupted before it is killed, so that a test run can still print its failures. Together they end in time.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-FOUND = 9  # what compute-sanitizer exits with where it finds an error
-GRACE = 12.0  # seconds between asking a step to end and killing it
+FOUND = 9  # compute-sanitizer's exit status if it finds an error
+GRACE = 12.0  # seconds between interrupting a step and killing it
 LARGEST = 12 << 20  # bytes of a file
 CALLS = {1: 290.0, 2: 540.0, 3: 580.0}  # seconds
 KEPT = ROOT / "build" / "gpu"
-#: Rows of the benchmark's suite of that name.
+#: Rows of the benchmark suite "networks".
 NETWORKS = (
     "ResNet-18, ReLU, memory",
     "ResNet-18, SiLU, memory",
@@ -76,12 +77,12 @@ class Step:
 
     Attributes:
         limit: seconds after which it and its children are killed.
-        call: which of the calls it belongs to.
+        call: the number of its call.
         log: file that its output is added to.
         expected: exit status.
-        spare: its part of the time that is left when all have their limits.
+        spare: its share of the time that remains when all steps have their limits.
         said: the last line of its log.
-        after: a step without whose good end this one would say nothing.
+        after: a step that must succeed for this one to be meaningful.
         keeps: a file that it writes to the folder, for a later call.
     """
 
@@ -130,24 +131,24 @@ class Step:
 
 
 def _take_interrupts() -> None:
-    """A shell's background job ignores interrupts, and so would its children, which are asked to end by one."""
+    """Enables interrupts: a shell's background job ignores them, and so would its children, which are ended by one."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With its children, which may outlive it: they hold the GPU."""
+    """Kills it with its children, which may outlive it and hold the GPU."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def search_path(*folders: Path) -> str:
-    """Where Python looks first."""
+    """A PYTHONPATH that starts with the given folders."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
 
 
 def shorten(log: Path) -> None:
-    """Leaves both ends of a log that is too long to come back."""
+    """Keeps only both ends of a log that exceeds the size limit."""
     size = log.stat().st_size
     if size <= LARGEST:
         return
@@ -159,7 +160,7 @@ def shorten(log: Path) -> None:
 
 
 def last_line(log: Path) -> str:
-    """What a log ends with: of a test run, how many passed."""
+    """The last line of a log; for a test run, the number of passed tests."""
     with open(log, "rb") as file:
         file.seek(max(log.stat().st_size - 2000, 0))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -167,7 +168,7 @@ def last_line(log: Path) -> str:
 
 
 def tool(name: str) -> str:
-    """A program of the CUDA toolkit: on the path, beside nvcc, or in the toolkit's folders."""
+    """A program of the CUDA toolkit: on the path, next to nvcc, or in the toolkit's folders."""
     compiler = shutil.which("nvcc")
     homes = [Path(compiler).resolve().parents[1]] if compiler else []
     homes += [Path(os.environ[v]) for v in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(v)] + [Path("/usr/local/cuda")]
@@ -176,17 +177,17 @@ def tool(name: str) -> str:
 
 
 def _tests(step: Step, folder: Path, *options: str, workers: int) -> Step:
-    """A run of pytest, which says of each test how it ended, as it ends."""
-    # Other versions of other people's libraries warn, on import too; here that is no failure.
+    """A run of pytest that reports the outcome of each test as it ends."""
+    # Other versions of other libraries warn, also on import; here that is no failure.
     words = ["-q", "-p", "as_they_come", "--gpu", "--tb=no", "-p", "no:cacheprovider", "-p", "no:benchmark"]
     words += ["-W", "default", "--durations=15", "-k", "not [cpu", "--outcomes", str(folder / OUTCOMES)]
     if importlib.util.find_spec("xdist"):
-        # Each worker begins somewhere else: a run that is cut off has seen something of every file.
+        # Each worker starts at another place: an interrupted run has covered part of every file.
         words += ["-n", str(workers), "--dist", "worksteal", "--max-worker-restart", "60"]
-    if importlib.util.find_spec("pytest_timeout"):  # one that hangs on the GPU loses one worker, not all that follows
+    if importlib.util.find_spec("pytest_timeout"):  # a test that hangs on the GPU then loses one worker only
         words += ["--timeout", "100", "--timeout-method", "thread"]
     step.command = [sys.executable, "-m", "pytest", *options, *words]
-    # The CPU engine's threads, of every worker, would wait for each other.
+    # Otherwise the threads of all workers' CPU engines would wait for each other.
     step.environment |= {"OMP_NUM_THREADS": "2", "PYTHONPATH": search_path(ROOT, HERE)}
     step.keeps = OUTCOMES
     return step
@@ -201,7 +202,7 @@ def _bench(step: Step, folder: Path, *options: str, json: str = "") -> Step:
 
 
 def first_call(folder: Path) -> list[Step]:
-    """What is most likely to fail, the quickest first."""
+    """The steps that are most likely to fail, the quickest first."""
     program, smoke, cores = str(HERE / "sanitized.py"), str(HERE / "test_smoke.py"), min(12, os.cpu_count() or 1)
     swish = ("--suite", "activation", "--entries", "swish", "--sizes", "64M", "--dtypes", "bf16,f32")
     swish = (
@@ -210,20 +211,20 @@ def first_call(folder: Path) -> list[Step]:
         "torch.compile",
         "--without",
         "Triton",
-    )  # which compile for longer than all else takes
+    )  # their compilation takes longer than all other work
     return [
         Step("environment", [sys.executable, "-c", _ENVIRONMENT], 90, "environment.log"),
         _tests(Step("smoke tests", [], 60, "tests.log"), folder, smoke, workers=min(4, cores)),
         _bench(Step("host costs", [], 25, "bench.log"), folder, "--suite", "host", json="bench-host.json"),
         _bench(Step("a swish and a copy", [], 30, "bench.log"), folder, *swish),
-        # Compiled by all cores into CuPy's cache, for what follows to find.
+        # Compiled on all cores into CuPy's cache, where later steps find the kernels.
         Step("every kind of kernel", [sys.executable, program, "--threads", str(cores)], 40, "sanitizer.log"),
         _tests(Step("tests", [], 45, "tests.log", spare=1), folder, str(HERE), "--ignore", smoke, workers=cores),
     ]
 
 
 def second_call(folder: Path) -> list[Step]:
-    """Tests that did not pass, and the benchmarks: two processes, of which a peer that hangs takes one with it."""
+    """Tests that did not pass, and the benchmarks: two processes, so that a hanging peer loses only one."""
     again, cores = (str(HERE), "--again", str(KEPT / OUTCOMES)), min(12, os.cpu_count() or 1)
     activation, others = ("activation",), ("chain", "layout", "rows", "compile")
     found = [_tests(Step("what did not pass", [], 100, "tests.log", call=2), folder, *again, workers=cores)]
@@ -231,7 +232,7 @@ def second_call(folder: Path) -> list[Step]:
         step = Step(f"benchmark of {name}", [], limit, "bench.log", call=2, spare=1)
         chosen = [word for suite in suites for word in ("--suite", suite)]
         found.append(_bench(step, folder, *chosen, json=f"bench-{name}.json"))
-    # Memory and a step of a network; torch.compile would take most of the time for its first steps.
+    # Memory and a step of a network; the first steps of torch.compile would take most of the time.
     step = Step("benchmark of networks", [], 150, "bench.log", call=2)
     chosen = ["--suite", "networks", "--without", "torch.compile"]
     chosen += [word for row in NETWORKS for word in ("--entries", row)]
@@ -239,11 +240,11 @@ def second_call(folder: Path) -> list[Step]:
 
 
 def third_call(folder: Path) -> list[Step]:
-    """compute-sanitizer, which not every machine lets look, and ncu."""
+    """compute-sanitizer, which not every machine permits, and ncu."""
     program, profiled = str(HERE / "sanitized.py"), str(HERE / "profiled.py")
     found = []
     for name in ("memcheck", "racecheck", "initcheck"):
-        # Libraries ask the driver for what it does not have; a call that fails is not what a kernel did.
+        # Libraries query the driver for features that it lacks; such a failed call is no fault of a kernel.
         own = ["--report-api-errors", "no"] if name == "memcheck" else []
         command = [
             tool("compute-sanitizer"),
@@ -266,12 +267,12 @@ def third_call(folder: Path) -> list[Step]:
 
 
 def steps(folder: Path) -> list[Step]:
-    """All of them; those with `spare` share the time that is left."""
+    """All steps; those with `spare` share the remaining time."""
     return [*first_call(folder), *second_call(folder), *third_call(folder)]
 
 
 def limit_of(step: Step, later: list[Step], left: float) -> float:
-    """Seconds for a step: its limit, and its part of what is left when all later ones have theirs."""
+    """Seconds for a step: its limit, and its share of the time that remains when all later steps have their limits."""
     spare, parts = left - step.limit - sum(s.limit for s in later), step.spare + sum(s.spare for s in later)
     return min(step.limit + (max(spare, 0) * step.spare / parts if parts else 0), left)
 
@@ -298,7 +299,7 @@ def _told(step: Step) -> dict[str, object]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the steps that are asked for; 0 where each ended as it should."""
+    """Runs the requested steps; returns 0 if each ended as expected."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="for logs and results; made where it is not there")
     parser.add_argument("--call", type=int, choices=tuple(CALLS), help="one of three (default: all in one)")
@@ -313,10 +314,10 @@ def main(arguments: list[str] | None = None) -> int:
     ends = time.monotonic() + (given.seconds or sum(CALLS[call] for call in {s.call for s in chosen}))
     if given.call in (None, 1):
         (KEPT / OUTCOMES).unlink(missing_ok=True)  # of an older version
-    elif (KEPT / OUTCOMES).exists():  # to be added to
+    elif (KEPT / OUTCOMES).exists():  # the file is appended to
         shutil.copyfile(KEPT / OUTCOMES, folder / OUTCOMES)
     for step in chosen:
-        step.environment["CUPY_CACHE_DIR"] = str(KEPT / "cupy")  # whatever is in the home folder, or if there is none
+        step.environment["CUPY_CACHE_DIR"] = str(KEPT / "cupy")  # independent of the home folder
         _run_in_time(step, folder, chosen, ends)
         rows = [_told(s) for s in chosen]
         (folder / "summary.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
-"""A small program of every kind of kernel, to be run under compute-sanitizer; on request with a fault planted in it.
+"""A small program of every kind of kernel, for compute-sanitizer; optionally with a planted fault.
 
 `compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu/sanitized.py` must exit with 0, and with
-`--fault memcheck` behind it with 9: a tool that finds nothing has not shown that it looks. Memory comes straight from
-the driver, one allocation for each array, as the tools know only these.
+`--fault memcheck` appended with 9: a tool that finds nothing might not have checked anything. Memory comes directly
+from the driver, one allocation for each array, because the tools track only these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import opgraph as og
 from opgraph.ir import dtypes
 
-#: A kernel with the fault that a tool is there to find.
+#: For each tool, a kernel with a fault that it must find.
 FAULTS = {
     "memcheck": """
 extern "C" __global__ void planted(float* y, const float* x) { y[threadIdx.x + 1] = 1.0f; }  // one past the end
@@ -38,7 +38,7 @@ ROWS = "graph(x: {0}[n,c], a: {0}[c]) -> (y)\n  %0 = Swish(x, a)\n  y = Multiply
 
 
 def graphs() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
-    """Flat and in rows, whole tiles and odd ends, sums of every kind, casts to bytes, several partitions."""
+    """Flat and in rows, whole and partial tiles, sums of every kind, casts to bytes, several partitions."""
     found = []
     for dtype in ("f32", "bf16", "f16", "f64"):
         for size in (3, 8192, 10_007):
@@ -51,14 +51,14 @@ def graphs() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
         found.append((total, {"x": (130, 70), "a": (1,), "d_y": (130, 70)}))
     mask = "graph(x: f32[n]) -> (y)\n  %0 = Greater(x, 0.0)\n  y: u8[n] = TypeCast(%0)"
     found.append((og.parse(mask), {"x": (4099,)}))
-    # Two partitions. None of a library: its kernels are not ours to look at, and tools find fault with some.
+    # Two partitions, without library ops: their kernels are not opgraph's, and tools report faults in some.
     whole = "graph(x: f32[n,c], a: f32[c]) -> (y)\n  %0 = Exp(x)\n  %1 = SumTo(%0, a)\n  y = Multiply(x, %1)"
     found.append((og.parse(whole), {"x": (300, 40), "a": (40,)}))
     return found + rows()
 
 
 def rows() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
-    """Rows of a few threads, of a warp, of a block; held and read again; gradients added up over rows, and apart."""
+    """Rows of a few threads, of a warp, of a block; held and read again; gradients summed over rows, and separately."""
     found = []
     for dtype in ("f32", "bf16"):
         for length in (7, 257, 1000, 4096, 40_001):
@@ -69,14 +69,14 @@ def rows() -> list[tuple[og.Graph, dict[str, tuple[int, ...]]]]:
     batch = "graph(x: f32[n,c,h]) -> (y, m)\n  m = ReduceMean(x, axes=[0,2], keep_dims=true)\n  y = Subtract(x, m)"
     found.append((og.parse(batch), {"x": (9, 5, 40)}))
     columns = "graph(x: f32[n,c]) -> (y, m)\n  y = SoftMax(x, axis=0)\n  m = ReduceMax(x, axes=[0])"
-    for shape in ((37, 90), (2000, 33), (300, 2), (40_000, 3)):  # neighbouring rows side by side; in pieces
+    for shape in ((37, 90), (2000, 33), (300, 2), (40_000, 3)):  # neighbouring rows together; in pieces
         found.append((og.parse(columns), {"x": shape}))
     found.append((og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=1)"), {"x": (2, 100_001)}))
     return found
 
 
 def check(cupy: Any, graph: og.Graph, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A graph twice, against the reference, which compiles nothing: compilers are slow under a tool."""
+    """Runs a graph twice and compares it with the reference, which needs no compiler: these are slow under a tool."""
     rng = np.random.default_rng(0)
     graph.finalize()
     feeds = {str(t.name): rng.normal(0, 1, shapes[str(t.name)]).astype(dtypes.get(t.dtype).numpy) for t in graph.inputs}
@@ -91,13 +91,13 @@ def check(cupy: Any, graph: og.Graph, shapes: dict[str, tuple[int, ...]]) -> Non
 
 
 def run(cupy: Any, threads: int = 1) -> None:
-    """Every graph, `threads` at once."""
+    """Checks every graph, `threads` at a time."""
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(lambda each: check(cupy, *each), graphs()))
 
 
 def main() -> None:
-    """Runs the program, and the fault if one is asked for."""
+    """Runs the program, or the requested fault."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fault", choices=tuple(FAULTS))
     parser.add_argument("--threads", type=int, default=1)

@@ -1,5 +1,5 @@
-"""The GPU computes what the CPU engine computes, in every op and dtype: to the bit, but for f16 and bf16, which may use
-approximate instructions there; these are held to their bound against the truth, over all 65,536 values."""
+"""The GPU computes the same bits as the CPU engine in every op and dtype, except in f16 and bf16 with approximate
+instructions; these must be within their bound of the truth, over all 65,536 values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgraph.ir.opdef import OpDef
 from opgraph.partition.rules import RULES
 from opgraph.partition.units import Rule
 
-CHUNK = 60_000  # the CPU engine stays in this thread, the one that flushes
+CHUNK = 60_000  # so small that the CPU engine stays in this thread, which flushes
 
 
 def columns(call: OneOp) -> list[np.ndarray]:
@@ -39,19 +39,19 @@ def columns(call: OneOp) -> list[np.ndarray]:
 
 
 def subnormal(array: np.ndarray) -> np.ndarray:
-    """Where a GPU has zeros. The smallest normal number counts too: what rounds up to it may be flushed before."""
+    """True where a GPU has zeros. The smallest normal number is included: values that round up to it may be flushed."""
     if array.dtype not in (np.float32, dtypes.get("bf16").numpy):
         return np.zeros(array.shape, bool)
     return np.abs(array.astype(np.float64)) <= 2.0**-126
 
 
 def flushed(array: np.ndarray) -> np.ndarray:
-    """With zeros for subnormals: what is only moved, as by Maximum, may keep them on one side and not on the other."""
+    """The array with zeros for subnormals: where values are only moved, as by Maximum, only one side may flush them."""
     return np.where(subnormal(array), np.copysign(np.zeros_like(array), array), array)
 
 
 def in_this_thread(f: Any, given: list[np.ndarray]) -> np.ndarray:
-    """The CPU's results, in pieces so small that no other thread computes: this one flushes."""
+    """The CPU's results, in pieces so small that only this thread, which flushes, computes."""
     starts = range(0, len(given[0]), CHUNK)
     return np.concatenate([f({f"x{i}": c[s : s + CHUNK] for i, c in enumerate(given)}) for s in starts])
 
@@ -60,17 +60,17 @@ def in_this_thread(f: Any, given: list[np.ndarray]) -> np.ndarray:
 def test_every_op_gives_what_the_cpu_gives(any_memory: Any, flush: Any, record: OpDef) -> None:
     for call in calls(record):
         if record.channel_inputs or record.index_of or record.by_position:
-            continue  # they differ from plain operands by where they lie, not in arithmetic
+            continue  # tested below: only positions or layouts differ, not arithmetic
         graph = call.graph([(None,)] * len(call.ports))
         if call.dtype in measure.NARROW and approximate.is_changed(approximate_cases.loop_of(graph)):
-            continue  # held to the truth below
+            continue  # compared with the truth below
         given = columns(call)
         shapes: list[tuple[int | None, ...]] = [(None,)] * len(given)
         on_cpu, on_gpu = og.compile(call.graph(shapes)), og.compile(call.graph(shapes), device="cuda")
         got = any_memory.get(on_gpu({f"x{i}": any_memory.put(c) for i, c in enumerate(given)}))
         with flush(call.dtype), np.errstate(all="ignore"):
             expected = in_this_thread(on_cpu, given)
-            # Of subnormal arguments a CPU makes no zeros where it asks a library: its remainder by 1e-45 is a number.
+            # A CPU does not flush subnormal arguments of library functions: its remainder by 1e-45 is a number.
             of_zeros = in_this_thread(on_cpu, [flushed(c) for c in given])
         has_subnormal = np.any([subnormal(c) for c in given], axis=0)
         different = [differing(flushed(got), flushed(e)) for e in (expected, of_zeros)]
@@ -79,7 +79,7 @@ def test_every_op_gives_what_the_cpu_gives(any_memory: Any, flush: Any, record: 
         assert wrong.size == 0, f"{call}: {wrong.size} of {got.size} differ, (arguments, GPU, CPU): {shown}"
 
 
-#: Ops that go by where an element stands, or an operand lies.
+#: Ops that depend on an element's position, or on an operand's layout.
 PLACED = [r for r in POINTWISE if r.index_of or r.channel_inputs or r.by_position]
 
 
@@ -126,7 +126,7 @@ APPROXIMATE = approximate_cases.cases()
 
 @pytest.mark.parametrize("index", range(len(APPROXIMATE)), ids=[f"{c.label} {c.dtype}" for c, _ in APPROXIMATE])
 def test_approximate_functions_are_within_their_bound_over_all_values(any_memory: Any, index: int) -> None:
-    """What the CPU tests with each instruction off by what the PTX ISA allows, on the instructions themselves."""
+    """The CPU tests this with simulated errors within the PTX ISA's bounds; here the instructions themselves run."""
     case = APPROXIMATE[index][0]
     columns = approximate_cases.columns_of(case)
     graph = case.graph()
@@ -143,7 +143,7 @@ def test_approximate_functions_are_within_their_bound_over_all_values(any_memory
 
 @pytest.mark.parametrize("dtype", measure.NARROW)
 def test_powers_of_what_is_surely_positive_are_those_of_any_number(any_memory: Any, dtype: str) -> None:
-    """lg2(1) is 0 and ex2(0) 1: what the form without a sign goes by at 1."""
+    """lg2(1) is 0 and ex2(0) is 1, which the form without a sign relies on at 1."""
     (chosen, plain), (x, b, d), base = approximate_cases.positive_powers(dtype)
     got, want = (
         og.compile(og.parse(text), device="cuda")({k: any_memory.put(v) for k, v in feeds.items()})
@@ -167,7 +167,7 @@ def test_every_rule_gives_what_the_cpu_gives(any_memory: Any, flush: Any, rule: 
 def test_f32_subnormals_are_flushed_as_the_spec_says(any_memory: Any) -> None:
     g = og.Graph()
     x = g.input("x", dtype="f32", shape=(None,))
-    g.output(g.add_op("Multiply", x, 2.0))  # a factor of 1 is no instruction
+    g.output(g.add_op("Multiply", x, 2.0))  # a factor of 1 would need no instruction
     f = og.compile(g, device="cuda")
     given = np.array([1e-40, -1e-40, 1.2e-38, 2e-38], np.float32)
     got = any_memory.get(f(x=any_memory.put(given)))
@@ -186,11 +186,11 @@ extern "C" __global__ void inverses(float* y, float* q, const float* a) {
 
 
 def test_inverses_and_quotients_without_guards_are_the_rounded_ones(cupy: Any) -> None:
-    """All mantissas. One answer that the PTX ISA allows would lead astray: see tests/cuda/test_exact.py."""
+    """Checks all mantissas. One result that the PTX ISA allows would be wrong: see tests/cuda/test_exact.py."""
     kernel = cupy.RawKernel(spliced("math/exact.h") + INVERSES, "inverses", options=("-std=c++17", "-fmad=false"))
     b = (np.arange(1 << 23, dtype=np.uint32) + 0x3F800000).view(np.float32)
     middle = 1 + (np.random.default_rng(0).integers(0, 1 << 23, b.size) + 0.5) * 2.0**-23
-    a = (middle * b).astype(np.float32)  # next to the middle between two floats, every one
+    a = (middle * b).astype(np.float32)  # all are next to the middle between two floats
     y, q = cupy.empty(b.size, "f4"), cupy.empty(b.size, "f4")
     kernel((b.size // 256,), (256,), (y, q, cupy.asarray(a)))
     np.testing.assert_array_equal(cupy.asnumpy(y), np.float32(1) / b)

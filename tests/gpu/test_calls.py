@@ -33,7 +33,7 @@ def test_every_layout_gives_what_the_cpu_gives(memory: Any, case: Case, dtype: s
 @pytest.mark.parametrize("dtype", ["s8", "u8", "boolean", "s32", "s64"])
 @pytest.mark.parametrize("size", [1, 15, 16, 4096, 4099, 100_003])
 def test_narrow_types_in_packs(memory: Any, dtype: str, size: int) -> None:
-    """16 one-byte elements at once: compilers have got that wrong."""
+    """16 one-byte elements at once: compilers have had bugs there."""
     g = og.Graph()
     x, y = g.input("x", dtype=dtype, shape=(None,)), g.input("y", dtype=dtype, shape=(None,))
     g.output(g.add_op("Equal", x, y))
@@ -81,7 +81,7 @@ def test_a_constant_operand_and_an_output_that_is_an_input(memory: Any) -> None:
 
 
 def slow_work(torch: Any, n: int = 4096) -> Any:
-    """Something that keeps a stream busy for milliseconds."""
+    """A computation that keeps a stream busy for milliseconds."""
     m = torch.randn(n, n, device="cuda")
     for _ in range(6):
         m = m @ m / 64
@@ -89,7 +89,7 @@ def slow_work(torch: Any, n: int = 4096) -> Any:
 
 
 def test_torch_tensors_on_a_side_stream(torch: Any) -> None:
-    """The kernel waits for what its stream does before it: on any other stream it would read too early."""
+    """The kernel runs after its stream's earlier work; on any other stream it would read too early."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = torch.zeros(1 << 20, device="cuda"), torch.ones((), device="cuda")
     f(x=x, a=a)
@@ -166,7 +166,7 @@ def test_a_bound_call_is_captured_in_a_cuda_graph(torch: Any) -> None:
 
 
 def test_a_plain_call_is_captured_in_a_cuda_graph(torch: Any) -> None:
-    """Its result comes from the graph's own pool of torch's allocator."""
+    """Its result comes from the graph's own pool in torch's allocator."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = torch.randn(10_000, device="cuda"), torch.ones((), device="cuda")
     f(x=x, a=a)
@@ -180,7 +180,7 @@ def test_a_plain_call_is_captured_in_a_cuda_graph(torch: Any) -> None:
 
 
 def test_several_kernels_bound_together_are_captured_in_a_cuda_graph(torch: Any) -> None:
-    """A whole executable, what lies between its kernels included."""
+    """A whole executable, including the values between its kernels."""
     g = og.Graph()
     x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
     g.output(g.add_op("Multiply", x, g.add_op("SumTo", g.add_op("Exp", x), like), name="y"))

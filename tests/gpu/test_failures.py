@@ -1,4 +1,4 @@
-"""Bad luck on a real GPU: no memory, a kernel that does not compile, no device, a forked process, many threads."""
+"""Failures on a real GPU: no memory, a kernel that does not compile, no device, a forked process, many threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def swish(size: int | None = None, dtype: str = "f32") -> og.Graph:
 
 
 def test_torchs_memory_runs_out(torch: Any) -> None:
-    """torch's own exception, which programs catch, with a note of ours; nothing stays behind."""
+    """torch's own exception, which programs catch, with a note from opgraph; no memory is leaked."""
     f = og.compile(swish(), device="cuda")
     small = torch.randn(1000, device="cuda")
     f(x=small)
@@ -34,7 +34,7 @@ def test_torchs_memory_runs_out(torch: Any) -> None:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     one = torch.zeros(1, device="cuda")
-    vast = one.expand(free // 4 * 8)  # no memory of its own; the result needs eight times what there is
+    vast = one.expand(free // 4 * 8)  # it has no memory itself; the result needs eight times the free memory
     with pytest.raises(torch.cuda.OutOfMemoryError) as caught:
         f(x=vast)
     assert any("opgraph: for a result of float32" in note and "GiB" in note for note in caught.value.__notes__)
@@ -86,15 +86,15 @@ def test_a_kernel_that_does_not_compile_shows_its_log_its_line_and_its_op(
 
 
 def run(code: str, **environment: str) -> str:
-    """What a fresh Python prints."""
-    # Python 3.12 warns of forking a process that has threads, as CUDA's are: that is what is tried here.
+    """The output of a new Python process."""
+    # Python 3.12 warns of forking a process that has threads, as CUDA's are: this is tested here.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
     return done.stdout + done.stderr
 
 
 def test_no_device_is_named(cupy: Any) -> None:
-    """The real driver, told to show no GPU."""
+    """The real driver, set to show no GPU."""
     told = run("import opgraph as og; og.Engine('cuda')", CUDA_VISIBLE_DEVICES="")
     assert "there is no usable GPU" in told and "check `nvidia-smi`" in told
 
@@ -162,13 +162,13 @@ print("lost", as_they_come.gpu_is_lost())
 
 
 def test_a_benchmark_and_a_worker_notice_that_the_gpu_is_lost(torch: Any) -> None:
-    """After an illegal access, which no call of this process survives."""
+    """After an illegal access all CUDA calls of the process fail."""
     told = run(LOST.format(folder=os.path.dirname(__file__)))
     assert "the GPU is lost to this process" in told and "where: swish, bf16" in told and "lost True" in told, told
 
 
 def test_threads_call_one_executable_at_once(any_memory: Any) -> None:
-    """Of several partitions and with a workspace of sums: nothing of a call is shared."""
+    """With several partitions and a workspace of sums: calls share no state."""
     g = og.Graph()
     x, like = g.input("x", "f32", (None, 64)), g.input("like", "f32", (64,))
     y = g.add_op("Swish", x, name="y")

@@ -1,4 +1,4 @@
-"""Library ops on a GPU: in torch, on the memory and the stream of whoever calls."""
+"""Library ops on a GPU: they run in torch, on the caller's memory and stream."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_torch_runs_it_without_a_copy_to_the_host(torch: Any, graph: og.Graph, a
     stream.wait_stream(torch.cuda.current_stream())
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        f(given)  # what is set up on first use is not for a capture
+        f(given)  # set-up on first use must not be captured
     torch.cuda.synchronize()
     with torch.cuda.graph(captured, stream=stream):
         result = f(given)  # a copy to the host, or another stream, breaks a capture
@@ -69,7 +69,7 @@ def test_cupys_stream_is_used_for_its_arrays(
     with cupy.cuda.Stream(non_blocking=True) as stream:
         given = {name: cupy.asarray(a) for name, a in arrays.items()}
         for _ in range(20):
-            given["x"] *= 1.01  # read by the next call, if that is on the same stream
+            given["x"] *= 1.01  # the next call reads it, if it is on the same stream
             result = f(given)
         stream.synchronize()
     expected = og.evaluate(graph, x=cupy.asnumpy(given["x"]), w=arrays["w"])
@@ -77,7 +77,7 @@ def test_cupys_stream_is_used_for_its_arrays(
 
 
 def test_bf16_arrays_of_cupy_come_back_as_bf16(cupy: Any, torch: Any, graph: og.Graph) -> None:
-    """By way of torch: its tensors of bf16 reach CuPy by DLPack alone."""
+    """Through torch: its bf16 tensors reach CuPy only by DLPack."""
     narrow = og.parse(str(graph).replace("f32", "bf16"))
     rng = np.random.default_rng(0)
     given = {name: rng.normal(size=s).astype(ml_dtypes.bfloat16) for name, s in (("x", (128, 64)), ("w", (32, 64)))}
@@ -92,7 +92,7 @@ def test_bf16_arrays_of_cupy_come_back_as_bf16(cupy: Any, torch: Any, graph: og.
 
 
 def test_an_explicit_stream_of_cupy_warns_of_nothing(cupy: Any, torch: Any) -> None:
-    """CuPy 14 deprecates ExternalStream, in whose place the stream protocol stands."""
+    """CuPy 14 deprecates ExternalStream in favor of the stream protocol."""
     g = og.Graph(engine="cuda")
     x = g.input("x", dtype="f32", shape=(1 << 16,))
     y = g.add_op("Swish", x, name="y")
@@ -109,7 +109,7 @@ def test_an_explicit_stream_of_cupy_warns_of_nothing(cupy: Any, torch: Any) -> N
 
 
 def test_an_imported_model_stays_on_the_gpu(torch: Any) -> None:
-    """A copy to the host, a wait or another stream would break the capture."""
+    """A copy to the host, a synchronization or another stream would break the capture."""
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> net (float[n, 3, 8, 8] x, float[4, 3, 3, 3] w) => (float[n, m] y) {'

@@ -1,4 +1,4 @@
-"""Captured networks on a GPU: a step, a side stream, a CUDA graph. A CPU runs the same to prove the tests."""
+"""Captured networks on a GPU: a step, a side stream, a CUDA graph. They also run on a CPU, to validate the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgraph.torch.naf1 import NAF1  # noqa: E402
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda":
-        request.getfixturevalue("torch")  # which skips, or fails where a GPU must be there
+        request.getfixturevalue("torch")  # it skips, or fails if a GPU is required
     return str(request.param)
 
 
@@ -41,7 +41,7 @@ def network(request: pytest.FixtureRequest, device: str) -> Any:
 
 
 def step(model: Any, x: Any) -> list[Any]:
-    """Result, gradients, buffers."""
+    """The result, gradients and buffers of a step."""
     x = x.detach().requires_grad_()
     model.zero_grad()
     y = model(x)
@@ -54,7 +54,7 @@ def test_a_step_gives_what_eager_gives_at_any_address(network: Any, device: str)
     memory = torch.randn(2 * 8 * 7 * 7 + 1, device=device)
     found: list[backend.Captured] = []
     with backend.observed(found.append):
-        for given in (memory[:-1], memory[1:]):  # the second lies at no multiple of 16 bytes
+        for given in (memory[:-1], memory[1:]):  # the second one's address is no multiple of 16 bytes
             x = given.view(2, 8, 7, 7)
             assert_close_enough(step(fused, x), step(network, x), step(exact, x.cpu().double()))
     assert {launch.target.engine.kind for c in found if c.forward for launch in c.forward.launches} == {device}
@@ -69,7 +69,7 @@ def test_a_step_on_a_side_stream(network: Any, device: str) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            torch.cuda._sleep(10_000_000)  # who does not wait for this stream reads too early
+            torch.cuda._sleep(10_000_000)  # without synchronization a reader is too early
             found = step(fused, x + 0)
         torch.cuda.synchronize()
     assert_close_enough(found, step(network, x), step(exact, x.cpu().double()))

@@ -17,7 +17,7 @@ ort = pytest.importorskip("onnxruntime")
 if "CUDAExecutionProvider" not in ort.get_available_providers():
     pytest.skip("this onnxruntime has no CUDA: pip install onnxruntime-gpu", allow_module_level=True)
 
-#: A bias, a factor for each channel, rows that are no whole packs, an alpha of a node.
+#: A bias, a factor for each channel, rows that are not multiples of a pack, an alpha attribute.
 MODELS = {
     "bias": ("graph(x: f32[n,m], a: f32[m]) -> (y)\n t = Exp(x)\n y = Add(t, a)", {"x": (300, 400), "a": (400,)}),
     "odd rows": ("graph(x: f32[n,m], a: f32[m]) -> (y)\n t = Exp(x)\n y = Add(t, a)", {"x": (300, 33), "a": (33,)}),

@@ -1,6 +1,6 @@
-"""Rows on a GPU: reductions, softmax and norms in one kernel with what surrounds them, against float64 and torch.
+"""Rows on a GPU: reductions, softmax and norms in one kernel with the ops around them, against float64 and torch.
 
-tests/cuda/test_rows.py has the same kernels on the CPU; here the shuffles, barriers and 16-byte accesses are a GPU's.
+tests/cuda/test_rows.py runs the same kernels on the CPU; here the shuffles, barriers and 16-byte accesses are a GPU's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def compiled(text: str, dtype: str) -> Any:
 
 
 def called(memory: Any, f: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The results, which are the same bits every time."""
+    """The results; checks that repeated calls give the same bits."""
     given = {k: memory.put(v) for k, v in feeds.items()}
     got = {k: memory.get(v) for k, v in as_dict(f(given)).items()}
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_views_are_read_and_written_where_they_lie(torch: Any, name: str) -> Non
     og.compile(og.parse(text), device="cuda")(x=view(base), out=view(out))
     expected = torch.full((64, 130), -7.0, device="cuda")
     view(expected).copy_(torch.softmax(view(base), -1) * view(base))
-    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)  # and nothing else is written
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)  # and no other element is written
 
 
 def test_rows_of_nothing_and_nan(any_memory: Any) -> None:

@@ -1,7 +1,7 @@
-"""What is most likely to fail at a first run on a GPU, each in a few lines. A CPU runs the same to prove the tests.
+"""The checks most likely to fail at a first run on a GPU, each in a few lines. They also run on a CPU, as a self-test.
 
-On a CPU a captured call is called again, a side stream is nothing, and the fault of another process is a null pointer.
-What is only of CuPy runs on emulated kernels in tests/cuda.
+On a CPU a captured call is called again, a side stream does nothing, and the fault of another process is a null
+pointer. Checks that need CuPy run on emulated kernels in tests/cuda.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from opgraph.torch.fused.op import FusedOp  # noqa: E402
 @pytest.fixture(params=["cpu", "cuda"])
 def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda":
-        request.getfixturevalue("torch")  # which skips, or fails where a GPU must be there
+        request.getfixturevalue("torch")  # it skips, or fails if a GPU is required
     return str(request.param)
 
 
-# -- what a device has -------------------------------------------------------------------------------------------------
+# -- helpers for both devices ------------------------------------------------------------------------------------------
 
 
 def settle(device: str) -> None:
-    """Waits for everything."""
+    """Waits for all work on the device."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
 def side_stream(device: str) -> Iterator[None]:
-    """A stream of its own, which begins after the current one and which the current one waits for."""
+    """A separate stream, which starts after the current one's work and which the current one then waits for."""
     if device == "cpu":
         yield
         return
@@ -56,7 +56,7 @@ def side_stream(device: str) -> Iterator[None]:
 
 
 def late(device: str, value: float, *shape: int) -> Any:
-    """A tensor whose values are there milliseconds after it: who does not wait for its stream reads something else."""
+    """A tensor that is filled milliseconds later: a reader on an unsynchronized stream gets other values."""
     size = 4096 if device == "cuda" else 8
     m = torch.zeros(size, size, device=device)
     for _ in range(20):
@@ -65,7 +65,7 @@ def late(device: str, value: float, *shape: int) -> Any:
 
 
 def captured(device: str, call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """What a call gives in a CUDA graph (a tensor, or several), and the function that runs it again in its place."""
+    """The result of a call in a CUDA graph (a tensor, or several), and a function that runs it again in place."""
     if device == "cuda":
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -90,7 +90,7 @@ def close(got: Any, expected: Any) -> None:
     torch.testing.assert_close(got, expected)
 
 
-# -- what is tried -----------------------------------------------------------------------------------------------------
+# -- checks ------------------------------------------------------------------------------------------------------------
 
 
 def act(x: Any, a: Any) -> Any:
@@ -98,7 +98,7 @@ def act(x: Any, a: Any) -> Any:
 
 
 class Net(torch.nn.Module):
-    """Products of torch with arithmetic between them."""
+    """Matrix products in torch with arithmetic between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def gradients(function: Callable[..., Any], model: Any, x: Any) -> list[Any]:
 
 
 def nets(device: str) -> tuple[Any, Any, Any]:
-    """A fused model, the same one as it was, and an input."""
+    """A fused model, the same model unfused, and an input."""
     plain, fused = Net().to(device), Net().to(device)
     return ogt.fuse(fused), plain, torch.linspace(-2, 2, 4 * 16, device=device).view(4, 16)
 
@@ -134,7 +134,7 @@ def a_function_trains_on_a_side_stream(device: str) -> None:
 
 
 class Wanders(torch.nn.Module):
-    """Begins on one stream and goes on on another: what waits is computed on the one where it was written."""
+    """Starts on one stream and continues on another; deferred ops must run on the stream where they were written."""
 
     def forward(self, x: Any) -> Any:
         begun = x * 2 + 1
@@ -160,7 +160,7 @@ def a_bound_call_is_captured_before_it_ever_ran(device: str) -> None:
     f = og.compile(g, device=device)
     call = f.bind(x=given, out=out)
     _, again = captured(device, call)
-    del f, call  # the captured graph reads the constant all the same
+    del f, call  # the captured graph still reads the constant
     given.normal_()
     again()
     close(out, torch.nn.functional.silu(given * torch.arange(96, device=device) / 96))
@@ -184,7 +184,7 @@ def torch_captures_a_model(device: str) -> None:
 
 
 def a_pullback_is_captured(device: str) -> None:
-    """A bias of one element: of it only the shape is kept, as zeros that no copy from the host may make."""
+    """A bias of one element keeps only its shape, as zeros that must not be copied from the host."""
     f = og.compile(og.parse("graph(x: f32[n], a: f32[1]) -> (y)\n  y = Add(x, a)"), device=device, wrt=["x", "a"])
     x, a, d = (torch.linspace(0, 1, n, device=device) for n in (999, 1, 999))
     step = lambda: [*f.vjp(x=x, a=a)[1](d).values()]  # noqa: E731
@@ -304,7 +304,7 @@ except cupy.cuda.runtime.CUDARuntimeError:
 
 
 def test_everything_once_more_after_the_fault_of_another_process(device: str) -> None:
-    """An illegal address is the end of its process, which says so, and of no other."""
+    """An illegal address ends its own process, with an error message, and no other."""
     command = [sys.executable, "-c", FAULTS[device]]
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=90
@@ -321,7 +321,7 @@ def test_everything_once_more_after_the_fault_of_another_process(device: str) ->
 
 
 def test_explicit_streams_of_cupy(cupy: Any) -> None:
-    """A partition on a stream that it is given, and a plain call on the current one, with work queued before both."""
+    """A partition on an explicit stream, and a plain call on the current one, with work queued before both."""
     g = og.Graph(engine="cuda")
     x = g.input("x", dtype="f32", shape=(1 << 16,))
     y = g.add_op("Swish", x, name="y")
@@ -342,7 +342,7 @@ def test_explicit_streams_of_cupy(cupy: Any) -> None:
 
 
 def test_a_call_of_cupy_is_captured_with_its_workspace(cupy: Any) -> None:
-    """Its memory is not given to others while the graph may run."""
+    """Its memory is not reused while the graph may run."""
     g = og.Graph()
     g.output(g.add_op("SumTo", g.input("x", "f32", (70_001,)), g.input("like", "f32", (1,)), name="s"))
     f, side = og.compile(g, device="cuda"), cupy.cuda.Stream(non_blocking=True)

@@ -12,7 +12,7 @@ from agreement import agree
 import opgraph as og
 from opgraph.ir import dtypes
 
-#: What is summed: shape of the data, shapes of the results (tests/cuda/test_sums.py has them on the CPU).
+#: Sums: shape of the data, shapes of the results (tests/cuda/test_sums.py has them on the CPU).
 SUMS = {
     "one number": ((70_001,), [(1,)]),
     "channels of images": ((6, 5, 31, 31), [(5, 1, 1)]),
@@ -69,7 +69,7 @@ def test_vjp_gives_what_the_cpu_gives(memory: Any, dtype: str) -> None:
     y, back = f.vjp(x=memory.put(x), a=memory.put(a))
     y_host, back_host = host.vjp(x=x, a=a)
     assert agree(memory.get(y), y_host)
-    for _ in range(2):  # nothing kept is overwritten
+    for _ in range(2):  # saved tensors are not overwritten
         got, expected = back(memory.put(d)), back_host(d)
         for name in ("x", "a"):
             wide = expected[name].astype(np.float64)
@@ -134,7 +134,7 @@ def test_a_fused_function_keeps_its_inputs_and_nothing_else(torch: Any) -> None:
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     y = fused(x, a)
-    assert torch.cuda.memory_allocated() - before <= x.nbytes + 4096  # the result, and nothing for backward
+    assert torch.cuda.memory_allocated() - before <= x.nbytes + 4096  # the result, and no saved tensors
     del y
 
 
@@ -162,13 +162,13 @@ def test_naf1_trains_as_eager_does(torch: Any) -> None:
 
 
 def test_backward_runs_on_the_stream_of_its_forward(torch: Any) -> None:
-    """Autograd's thread has no stream of its own choosing; the engine restores the forward's."""
+    """Autograd's thread chooses no stream itself; the engine restores the forward's."""
     import opgraph.torch as ogt
 
     fused, side = ogt.fuse(gated), torch.cuda.Stream()
     x = torch.full((1 << 20,), 3.0, device="cuda", requires_grad=True)
     a = torch.ones((), device="cuda", requires_grad=True)
-    fused(x, a).sum().backward()  # compiled and loaded
+    fused(x, a).sum().backward()  # so that it is compiled and loaded
     x.grad = a.grad = None
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
