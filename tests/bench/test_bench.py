@@ -1,4 +1,4 @@
-"""`opgraph.bench`: what is measured is what is claimed, and nobody who is wrong is timed."""
+"""`opgraph.bench` measures what its results state, and times only peers whose results are right."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_formula_is_recorded_op_by_op() -> None:
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
 def test_every_peer_on_this_machine_agrees_with_the_truth(entry: Entry) -> None:
-    """All pairs in f32, forward in bf16 as well. opgraph itself where its kernels are not compiled elsewhere."""
+    """Checks all pairs in f32, and forward in bf16; opgraph itself only where no other test compiles its kernels."""
     took_part = set()
     for direction, dtype in [(d, "f32") for d in entry.directions] + [(FORWARD, "bf16")]:
         case = make(entry, direction, dtype, SIZE)
@@ -345,7 +345,7 @@ def test_python_calls_are_counted() -> None:
 
 
 def test_calls_on_a_gpu_are_measured_without_one() -> None:
-    """In another process, which has CuPy replaced: a stand-in that lacks something would measure nothing."""
+    """It runs in another process, where CuPy is replaced: with an incomplete stand-in, nothing would be measured."""
     pytest.importorskip("torch")
     figures = host_suite._posing(0.01, lambda _: None)
     ways = {f.subject.removeprefix("GPU without its driver: ") for f in figures}
@@ -368,7 +368,7 @@ def test_the_smallest_row_of_networks_compares_and_times_every_way(monkeypatch: 
     from opgraph.bench.suites.networks import asked_for
     from opgraph.bench.suites.networks import measured as networks_measured
 
-    # Compiled kernels are taken from where tests have theirs: nothing here is about a first step.
+    # Uses the tests' cache of compiled kernels: this test is not about a first step.
     monkeypatch.setattr("opgraph.bench.suites.networks.caches", lambda: nullcontext({}))
     found = Results(machine={}, settings={})
     kept: list[int] = []
@@ -385,7 +385,7 @@ def test_the_smallest_row_of_networks_compares_and_times_every_way(monkeypatch: 
 
 
 def test_bytes_kept_are_those_of_storages_that_are_no_parameters() -> None:
-    """Of x * sigmoid(a * x) over 1,024 elements eager keeps x and the sigmoid, opgraph x."""
+    """For x * sigmoid(a * x) over 1,024 elements eager keeps x and the sigmoid, opgraph only x."""
     pytest.importorskip("torch")
     from opgraph.bench.network_process import made_of, running
     from opgraph.bench.networks import EAGER, OURS, STEP_ALONE, network
@@ -471,7 +471,7 @@ def test_entries_are_planned_in_their_dtypes_alone() -> None:
 
 
 def test_the_memory_that_a_row_needs_is_that_of_its_arrays_and_of_what_peers_allocate() -> None:
-    """Of swish over 1M f32 4 MiB each: x and y, again for the copy, and two results; backward also the gradients."""
+    """For swish over 1M f32, 4 MiB each: x and y, twice for the copy, and two results; backward also the gradients."""
     forward, backward = jobs(("activation",), ("swish",), device="cpu", quick=True)
     assert [needed_bytes(j) for j in (forward, backward)] == [6 << 22, 10 << 22]
     page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
@@ -482,7 +482,7 @@ def test_the_memory_that_a_row_needs_is_that_of_its_arrays_and_of_what_peers_all
 def test_the_largest_graph_is_left_out_of_a_run_that_has_no_time_for_it(
     seconds: float | None, counts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It alone takes longer than short runs may."""
+    """That graph alone takes longer than short runs may."""
     asked: list[bool] = []
     monkeypatch.setattr("opgraph.bench.suites.scale.measured", lambda *, quick, say: asked.append(quick) or [])
     monkeypatch.setattr("opgraph.bench.run.look", lambda *_: [])
@@ -557,7 +557,7 @@ def test_results_that_a_rounding_moves_far_are_right_as_far_as_the_truth_moves()
 
 
 def test_every_memory_budget_of_torch_compile_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copies of one model share what was compiled with one backend."""
+    """Copies of one model share the code compiled with one backend."""
     torch = pytest.importorskip("torch")
     from opgraph.bench.networks import WAYS, network
 

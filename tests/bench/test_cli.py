@@ -1,4 +1,4 @@
-"""`opgraph bench`: what it prints, writes and draws, and what it refuses."""
+"""`opgraph bench`: its printed output, its files and pictures, and the arguments that it refuses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of two entries in two sizes, as a file."""
+    """A file with results of two entries in two sizes."""
     path = tmp_path_factory.mktemp("bench") / "results.json"
     assert (
         run(
@@ -84,7 +84,7 @@ def test_results_are_shown_again_and_drawn_the_same(
         assert text == (tmp_path / "b" / name).read_text()
         ElementTree.fromstring(text)
         assert "prefers-color-scheme: dark" in text and "var(--ink)" in text
-        # A viewer that knows no variables keeps to the declaration before; without one, all is black.
+        # A viewer without support for variables uses the declaration before; without one, everything is black.
         told = re.findall(r"(?:([\w-]+): (#\w+); )?([\w-]+): var\(--(\w+)\)", text)
         light = dict(re.findall(r"--(\w+): (#\w+)", text.partition("@media")[0]))
         assert told and all(before == of and colour == light[name] for before, colour, of, name in told)
@@ -111,7 +111,7 @@ def test_the_list_names_entries_and_peers(capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("fractional (NAF1)", "softmax", "scale", "NumPy"))
     (liger,) = (line for line in printed.splitlines() if line.split()[:1] == ["Liger"])
-    assert "runs on a GPU" in liger and "pip install" not in liger  # which would not help
+    assert "runs on a GPU" in liger and "pip install" not in liger  # installing would not help
 
 
 def test_a_run_with_no_peer_that_is_here_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.C
 def test_bad_arguments_are_three_lines_and_status_2(
     args: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is measured."""
+    """The error comes before any measurement."""
     monkeypatch.setattr("opgraph.bench.run._Run.all", lambda *_: pytest.fail("it measured"))
     assert run(*args) == 2
     error_lines(capsys)
@@ -263,7 +263,7 @@ def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_a_graph_that_onnx_has_no_words_for_is_measured_without_onnxruntime(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A oneDNN graph file; the variances are drawn at random, so some of the truth is no number."""
+    """A oneDNN graph file; the variances are drawn at random, so some of the truth is NaN."""
     graph = og.parse(
         "graph(x: f32[4,8], d: f32[4,8], m: f32[4], v: f32[4], g: f32[8], b: f32[8]) -> (y, p, q)\n"
         " y, p, q = LayerNormBackward(x, d, m, v, g, b)"

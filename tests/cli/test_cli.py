@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it returns, and what it leaves on the disk."""
+"""The command line: its printed output, its exit status, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ graph(x: f32[batch,64], up: f32[batch,64]) -> (y)
   g = Multiply(x, s)
   y = Multiply(g, up)
 """
-#: What a model may be called: it must neither reach the terminal raw nor break a picture.
+#: A name that a model may have: it must not reach the terminal raw, and must not break a picture.
 NASTY = "a\x1b[31m<script>alert(1)</script>&\"'\u202e\r\n]]>" + "n" * 10_000
 
 
@@ -63,7 +63,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return lines[-3:]
 
 
-# -- options that would do nothing, files that are read and written ----------------------------------------------------
+# -- options without effect, files that are both read and written ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_device_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str]) 
     assert "is no file, but a device or a pipe" in error_lines(capsys)[0]
 
 
-# -- the frame --------------------------------------------------------------------------------------------------------
+# -- the command as a whole --------------------------------------------------------------------------------------------
 
 
 def test_version_and_help_are_success_and_bad_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,13 +168,13 @@ def test_version_and_help_are_success_and_bad_usage_is_2(capsys: pytest.CaptureF
 def test_an_argument_that_a_shell_left_empty_is_not_passed_over(
     text_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As in `opgraph check A "$B"`, which would say that A agrees."""
+    """Example: `opgraph check A "$B"`, which would report that A agrees."""
     assert run("check", text_file, "") == 2
     assert error_lines(capsys)[0] == "error: B is empty"
 
 
 def test_options_have_their_whole_names(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of --traceback was taken, and showed none."""
+    """An abbreviated --traceback used to be accepted, and showed no traceback."""
     assert run("show", text_file, "--traceb") == 2
     assert "unrecognized arguments: --traceb" in capsys.readouterr().err
 
@@ -220,7 +220,7 @@ def test_without_onnx_the_error_names_the_extra(tmp_path: Path, command: str) ->
 
 @pytest.mark.parametrize("args", [("ops", "Swish"), ("bench", "--list", "--device", "cuda")], ids=" ".join)
 def test_a_closed_pipe_is_no_error(args: tuple[str, ...]) -> None:
-    """A page, and a table, of which rich would make status 1."""
+    """The output is a page and a table, for which rich would exit with status 1."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "opgraph", *args]
@@ -271,7 +271,7 @@ def test_show_names_partitions_and_units(text_file: Path, capsys: pytest.Capture
     assert run("show", text_file) == 0
     out = capsys.readouterr().out
     assert "3 ops in 1 partition: 1 fused; units: 1 swish, 1 swiglu" in out
-    assert "data" not in out and "for  cuda" not in out  # no constants, and the CPU: nothing to tell
+    assert "data" not in out and "for  cuda" not in out  # no constants, and the default CPU: neither is printed
 
 
 def test_show_names_the_gpu_that_a_graph_is_for_and_its_constants(
@@ -349,7 +349,7 @@ def test_fuse_writes_a_model_that_agrees(model: Path, tmp_path: Path, capsys: py
 def test_fuse_leaves_nothing_behind_when_the_files_disagree(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], existing: bool
 ) -> None:
-    save = importlib.import_module("opgraph.onnx.save")  # opgraph.onnx.save, the name, is its function
+    save = importlib.import_module("opgraph.onnx.save")  # the name opgraph.onnx.save is the function, not the module
     honest = save.put
 
     def wrong(draft: object, path: Path, *args: object) -> None:
@@ -451,7 +451,7 @@ def test_fuse_writes_a_library_and_says_how_to_register_it(
 ) -> None:
     from opgraph.cli import onnx_file
 
-    # Here it is not the time that is tested.
+    # This test is not about time.
     monkeypatch.setattr(onnx_file.Timing, "is_slower", lambda self, which: False)
     source, out, library = activation(tmp_path / "in.onnx"), tmp_path / "out.onnx", tmp_path / "act.so"
     if cuda:
@@ -472,7 +472,7 @@ def test_fuse_takes_no_cuda_without_a_library(model: Path, tmp_path: Path, capsy
     assert "it is about a library" in error_lines(capsys)[0]
 
 
-#: Places for a library that `fuse` refuses, and what it says of them.
+#: Paths of a library that `fuse` refuses, and its messages.
 BAD_LIBRARIES = {
     "folder": "a folder",
     "": "is empty",
@@ -505,7 +505,7 @@ def test_fuse_refuses_a_pipe_as_its_output(model: Path, tmp_path: Path, capsys: 
 def test_fuse_writes_no_library_over_the_data_of_its_input(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("opgraph.cli.fuse.Trial", None)  # it comes before the trial
+    monkeypatch.setattr("opgraph.cli.fuse.Trial", None)  # the refusal comes before the trial
     (data,) = [p for p in tmp_path.iterdir() if p != model]
     before = data.read_bytes()
     assert run("fuse", model, "-o", tmp_path / "out.onnx", "--ort-library", data) == 1
@@ -522,7 +522,7 @@ def test_fuse_keeps_what_makes_a_model_slower(
 
     def slow(self: onnx_file.Timing, which: int) -> bool:
         asked.append(self)
-        return len(asked) <= 2  # the first trial, and the second look at it
+        return len(asked) <= 2  # the first trial, and its repetition
 
     monkeypatch.setattr(onnx_file.Timing, "is_slower", slow)
     assert run("fuse", model, "-o", tmp_path / "out.onnx") == 0
@@ -558,7 +558,7 @@ def test_check_holds_each_partition_and_the_whole_to_the_reference(
 def test_check_compares_what_is_quantized(
     dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without arithmetic, but with a distance: neighbours are one unit apart, however near 0 they are."""
+    """No arithmetic, but a distance: neighbours are one unit apart, at any distance from 0."""
     g = og.Graph()
     g.add_op("Quantize", g.input("x", shape=(4, 8)), scales=[8.0], dtype=dtype, name="y")
     og.onednn.dump(g.finalize(), tmp_path / "g.json")

@@ -1,4 +1,4 @@
-"""The demo: its models are what exporters write, and the main job on them ends well."""
+"""The demo: its models are like those of exporters, and the main command succeeds on them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MODELS = list(demo.MODELS)
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo as it runs where PyTorch is not installed."""
+    """Makes the demo run as if PyTorch were not installed."""
     monkeypatch.setattr(demo_torch, "find_spec", lambda name: None)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The part in PyTorch on a few numbers."""
+    """Runs the demo's PyTorch part on a few numbers."""
     pytest.importorskip("torch")
     from opgraph.bench import side_by_side
 
@@ -132,11 +132,11 @@ def test_a_demo_that_disagrees_fails(
     assert "gated_f16 computes something else" in capsys.readouterr().err
 
 
-# -- the part in PyTorch --
+# -- the PyTorch part --
 
 
 def rows(text: str, name: str) -> list[list[float]]:
-    """The numbers of every line that begins with a name."""
+    """The numbers of every line that starts with a name."""
     lines = [line for line in text.splitlines() if re.match(rf"\s*{re.escape(name)}\s+\d", line)]
     return [[float(n) for n in re.findall(r"\d+\.?\d*(?:e[-+]\d+)?", line.split(name)[1])] for line in lines]
 

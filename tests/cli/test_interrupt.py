@@ -1,4 +1,4 @@
-"""Ctrl-C at any time after Python itself has started: one word, status 130, no traceback."""
+"""Ctrl-C at any time after Python's own start-up: one word, status 130, no traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import opgraph as og
 
-#: The process interrupts itself when a module is about to be loaded: the time of that is the same on every machine.
+#: The process interrupts itself just before a module is loaded, so that the point in time is the same on every machine.
 INTERRUPTED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
@@ -37,7 +37,7 @@ def test_ctrl_c_while_modules_load_is_answered_in_a_word(module: str, tmp_path: 
 
 
 def test_an_error_that_an_interrupt_was_made_into_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    """Python 3.11 makes a RuntimeError of what is raised while a class is set up."""
+    """Python 3.11 replaces an exception that is raised during a class definition by a RuntimeError."""
     from opgraph.cli.main import _guarded
 
     def run() -> int:
@@ -52,7 +52,7 @@ def test_an_error_that_an_interrupt_was_made_into_is_one(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "stopped\n"
 
 
-#: The process ends itself when onnxruntime is about to time the model that it wrote under a temporary name.
+#: The process ends itself just before onnxruntime times the model that was written under a temporary name.
 ENDED = """
 import os, signal, sys
 signal.signal(int(sys.argv[1]), signal.SIG_DFL)  # `nohup` ignores one of them
@@ -73,7 +73,7 @@ def test_a_process_that_is_ended_leaves_no_file_under_a_temporary_name(number: i
 
 
 def test_an_error_without_a_cause_is_a_stop_where_a_signal_came(capsys: pytest.CaptureFixture[str]) -> None:
-    """NumPy's C modules print what happened while they are imported, and raise a new ImportError."""
+    """NumPy's C modules print an exception of their import, and raise a new ImportError."""
     from opgraph.cli.main import _guarded
 
     def run() -> int:

@@ -1,4 +1,4 @@
-"""The picture of a training plan: both graphs, one below the other, and lines for what is kept."""
+"""The picture of a training plan: both graphs, one below the other, and lines for saved tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_is_kept_leads_from_one_pass_to_the_other() -> None:
     assert sorted(node.title for node in kept) == sorted([*names, *names])
     assert {node.subtitle for node in kept if node.title == "x"} == {"f32[batch,256] · 128.0 KiB"}
     lines = [edge for edge in picture.edges if edge.kind == "keeps"]
-    assert len(lines) == len(names - {"a"})  # a scalar has none
+    assert len(lines) == len(names - {"a"})  # a scalar has no line
     tops = {node.title: node.centre[1] for node in reversed(kept)}
     for line in lines:
         assert line.points[0][1] < line.points[-1][1]

@@ -1,4 +1,4 @@
-"""`opgraph memory`: what it takes, what it prints, and what it says to what it cannot take."""
+"""`opgraph memory`: its arguments, its printed output, and its error messages."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys
     mib = 2**20
     data = report(capsys, f"{act}:Swish", "--input", "128,64,32,32")
     assert data["totals"]["kept"] == 2 * 32 * mib  # x and the sigmoid
-    assert data["after"]["totals"]["kept"] == 32 * mib  # fused: x alone
+    assert data["after"]["totals"]["kept"] == 32 * mib  # fused: only x
     data = report(capsys, f"{act}:gate", "--input", "4,8", "--input", "4,8", "--dtype", "bf16")
     assert (data["totals"]["kept"], data["totals"]["inputs"]) == (3 * 64, 2 * 64)
     assert {k["dtype"] for k in data["kept"]} == {"bf16"}
     data = report(capsys, f"{act}:made", "--input", "4,8", "--run")
     assert [g["of"][0] for g in data["modules"]] == ["0", "1"]
-    data = report(capsys, f"{act}:made", "--input", "4,8", "--dtype", "bf16")  # its parameters too
+    data = report(capsys, f"{act}:made", "--input", "4,8", "--dtype", "bf16")  # its parameters have that dtype too
     assert {k["dtype"] for k in data["kept"]} == {"bf16"}
     data = report(capsys, "torch.nn.functional:silu", "--input", "4,8")
     assert data["totals"]["kept"] == 128
@@ -111,7 +111,7 @@ def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixtu
         kept["".join(target).rpartition(":")[2]] = round(data["totals"]["kept"] / 2**20)
     assert kept == {"ReLU": 574, "SiLU": 846, "silu": 846, "": 574}
     data = report(capsys, f"{act}:Swish", "--model", "resnet18")
-    # Fused, any network keeps the outputs of its convolutions, and the images.
+    # When fused, any network keeps the outputs of its convolutions, and the images.
     assert [round(d["totals"]["kept"] / 2**20) for d in (data, data["after"])] == [1118, 302]
     assert data["after"]["peak"]["bytes"] < data["peak"]["bytes"] / 2
     assert report(capsys, "--model", "resnet18", "--batch", "2", "--no-fuse")["subject"] == "resnet18, 2x3x32x32 f32"
@@ -143,7 +143,7 @@ def test_the_graphs_of_both_passes_are_drawn_with_what_is_kept(
     assert run("memory", f"{act}:Swish", "--input", "128,64,32,32", "--graph", path) == 0
     svg = ElementTree.parse(path).getroot()
     titles = [(rect.get("class"), text) for rect, text in pills(svg)]
-    # The trainable scalar is kept too, and has no line of its own.
+    # The trainable scalar is kept too, and has no separate line.
     assert titles.count(("kept", "x")) == 2
     assert ("output", "out") in titles and ("output", "d_x") in titles and ("input", "d_out") in titles
     assert sum(p.get("class") == "edge keeps" for p in svg.iter(f"{SVG}path")) == 1
@@ -151,7 +151,7 @@ def test_the_graphs_of_both_passes_are_drawn_with_what_is_kept(
 
 
 def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
-    """The rectangles that stand beside a text in one group, and the text."""
+    """The rectangles that are in one group with a text, and the text."""
     found = []
     for group in svg.iter(f"{SVG}g"):
         rect, text = group.find(f"{SVG}rect"), group.find(f"{SVG}text")

@@ -1,4 +1,4 @@
-"""What the command line's verdicts rest on: distances in ulp, drawn inputs, paired timings."""
+"""The basis of the command line's verdicts: distances in ulp, drawn inputs, paired timings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from opgraph.ir import dtypes
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_spacing_is_the_gap_to_the_next_number(dtype: str) -> None:
     numbers = np.arange(0, 1 << 15, dtype=np.uint16).view(dtypes.get(dtype).numpy)
-    with np.errstate(invalid="ignore"):  # ml_dtypes raises the flag for the nans among them
+    with np.errstate(invalid="ignore"):  # ml_dtypes sets the flag for the NaNs among them
         every = numbers[np.isfinite(numbers)].astype(np.float64)
     assert np.array_equal(spacing(every[:-1], dtype), np.diff(every))
 
@@ -69,7 +69,7 @@ def test_integers_that_float64_does_not_tell_apart_differ() -> None:
 )
 @pytest.mark.parametrize("dtype", ["boolean", "s64", "s32"])
 def test_what_is_right_or_wrong_is_counted(dtype: str, wrong: list[int], peer: list[int], within: bool) -> None:
-    """Of ArgMax, Greater or Floor no result is nearly right: one unit was forgiven, so all of a comparison was."""
+    """ArgMax, Greater and Floor have no nearly right results. With one unit allowed, every comparison used to pass."""
     truth = np.zeros(8, dtypes.get(dtype).numpy)
     ours, theirs = truth.copy(), truth.copy()
     ours[wrong] = theirs[peer] = 1
@@ -142,7 +142,7 @@ def test_arrays_from_a_file_keep_their_bits(tmp_path: Path) -> None:
 
 
 def test_arrays_from_a_file_are_in_the_byte_order_of_the_machine(tmp_path: Path) -> None:
-    """onnxruntime reads the bytes as they lie."""
+    """onnxruntime reads the bytes without conversion."""
     value = np.array([1.5, -2], np.float32)
     np.savez(tmp_path / "a.npz", x=value.astype(value.dtype.newbyteorder()))
     got = read_feeds(str(tmp_path / "a.npz"), [Port("x", "f32", (2,))])["x"]
@@ -162,7 +162,7 @@ def test_calls_are_timed_in_turn() -> None:
 
     order: list[int] = []
     calls = [lambda: (order.append(0), time.sleep(0.001)), lambda: (order.append(1), time.sleep(0.003))]
-    timing = timed(calls, budget=5.0, most=20)  # seconds that a busy machine may take
+    timing = timed(calls, budget=5.0, most=20)  # enough seconds for a busy machine
     assert timing.ratios[0] == 1 and 1.5 < timing.ratios[1] < 6
     assert timing.rounds >= 5 and min(order.count(0), order.count(1)) >= 5
     turns = [pair for pair in pairwise(order) if pair[0] != pair[1]]

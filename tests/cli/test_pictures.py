@@ -1,4 +1,4 @@
-"""Pictures of graphs: every op in its box, nothing on top of anything else, no name that is more than text."""
+"""Pictures of graphs: every op in its box, no overlaps, and names shown as plain text."""
 
 from __future__ import annotations
 

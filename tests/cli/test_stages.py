@@ -33,13 +33,13 @@ from opgraph.schedule.table import CPU_TABLE, CUDA_TABLE
 
 SWISH = "graph(x: f32[64,300]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"
 NORM = "graph(x: f32[64,300], w: f32[300]) -> (y)\n  y = RMSNorm(x, w)"
-#: The factor m leaves the sum of the last line.
+#: The factor m moves out of the sum of the last line.
 SCALED = """graph(x: f32[64,300]) -> (y)
   m = ReduceMean(x, axes=[-1], keep_dims=true)
   p = Multiply(x, m)
   y = ReduceSum(p, axes=[-1], keep_dims=true)"""
 COLUMNS = "graph(x: f32[100000,8]) -> (y)\n  y = ReduceSum(x, axes=[0])"
-#: On CUDA three loops: what the sum needs of each row, the sum, and y.
+#: Three loops on CUDA: the row values that the sum needs, the sum, and y.
 FISSION = (
     "graph(x: f32[300,2000], w: f32[300,1]) -> (y, s)\n  y = SoftMax(x, axis=-1)\n  p = Multiply(y, x)\n"
     "  s = SumTo(p, w)"
@@ -53,7 +53,7 @@ FISSION_OF_ROWS = (
 
 
 def show(model: Path, text: str, capsys: pytest.CaptureFixture[str], device: str = "cpu") -> list[str]:
-    """The lines of `show --stages` behind its tables."""
+    """The lines of `show --stages` after its tables."""
     model.write_text(text)
     assert main(["show", str(model), "--stages", "--device", device]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -116,7 +116,7 @@ def test_show_of_an_unknown_rank_says_that_a_call_decides(tmp_path: Path, capsys
 
 
 def wrong_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A swish with another factor than its ops have."""
+    """Plants a swish with another factor than that of its ops."""
     honest = partitioner.find_units
 
     def find(*args: Any) -> list[Unit]:
@@ -126,7 +126,7 @@ def wrong_unit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm that adds squares up where it should take their mean."""
+    """Plants a norm that takes the sum of squares instead of the mean."""
     honest = decompose.spelled_ops
 
     def spelled(op: Op) -> tuple[Op, ...]:
@@ -139,12 +139,12 @@ def wrong_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def with_kind(loop: Loop, old: str, new: str) -> Loop:
-    """A loop with other statements."""
+    """A loop with the kind of some statements replaced."""
     return replace(loop, statements=tuple(replace(s, kind=new) if s.kind == old else s for s in loop.statements))
 
 
 def wrong_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a loop that is rewritten afterwards."""
+    """Plants a fault in a loop that is rewritten afterwards."""
     honest = lower._lowered
 
     def lowered(*args: Any) -> Lowered:
@@ -155,7 +155,7 @@ def wrong_lowering(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The factor that left the sum is added to it."""
+    """Adds the factor that moved out of the sum instead of multiplying by it."""
 
     def hoisted(loop: Loop, numbers: Any) -> Loop:
         return with_kind(without_row_factors(loop, numbers), "Multiply", "Add")
@@ -168,7 +168,7 @@ def further_rewriting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrong_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of columns as means."""
+    """Plants column means instead of column sums."""
     honest: Any = cpu.column_sums
 
     def sums(*args: Any) -> Any:
@@ -219,7 +219,7 @@ def test_check_names_the_stage_that_is_wrong(
 def test_check_names_a_partition_whose_ops_are_not_the_graphs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its kernel computes what the partition says, so that only the whole is wrong."""
+    """Its kernel computes the partition's ops, so that only the whole graph is wrong."""
     honest = partitioner.make_partition
 
     def made(graph: og.Graph, outputs: set[int], id: int, kind: str, ops: Any, *rest: Any) -> Partition:
@@ -237,7 +237,7 @@ def test_check_names_a_partition_whose_ops_are_not_the_graphs(
 def test_check_says_where_each_partition_by_itself_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole hands a value on that it has written over."""
+    """The whole graph passes on a changed value between its partitions."""
     from opgraph.cli import check
 
     honest = check.compile
@@ -259,7 +259,7 @@ def test_check_without_a_compiler_names_the_library(
 ) -> None:
     from opgraph.runtime import fallback
 
-    monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)  # not more: what follows from it is remembered
+    monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)  # only this: dependent results are cached
     monkeypatch.setattr(fallback, "_notice", lambda engine: None)
     honest = fallback.interpret
     monkeypatch.setattr(fallback, "interpret", lambda *args: [2 * array for array in honest(*args)])
@@ -271,7 +271,7 @@ def test_check_without_a_compiler_names_the_library(
 
 
 def stages_of(graph: og.Graph, feeds: dict[str, np.ndarray], device: str) -> list[str]:
-    """What is named for each fused partition of a graph, were its kernel wrong."""
+    """The first wrong stage of each fused partition of a graph, as if its kernel were wrong."""
     truth = {t.id: feeds[str(t.name)] for t in graph.inputs}
     evaluate(graph, feeds, watch=lambda t, a: truth.update({t.id: a}))
     found = []
@@ -309,7 +309,7 @@ def test_every_stage_before_the_kernel_is_right_where_the_kernel_is(device: str)
 
 @pytest.mark.parametrize("text", [FISSION, FISSION_OF_ROWS], ids=["elements", "rows"])
 def test_what_loop_fission_makes_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Needs no GPU: the loops that were one run in NumPy."""
+    """It needs no GPU: the loops after the split run in NumPy."""
     honest = cuda.row_values
 
     def values(*args: Any) -> Any:
@@ -324,7 +324,7 @@ def test_what_loop_fission_makes_is_named(text: str, monkeypatch: pytest.MonkeyP
 
 
 def blocks_of(page: Path, section: str) -> list[str]:
-    """The blocks of code in a section of a page."""
+    """The code blocks in a section of a page."""
     text = page.read_text().partition(f"## {section}\n")[2].partition("\n## ")[0]
     return [block.partition("\n")[2] for block in text.split("```")[1::2]]
 
@@ -332,7 +332,7 @@ def blocks_of(page: Path, section: str) -> list[str]:
 def test_the_example_in_contributing_prints_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """But for the names of kernels and the tables before."""
+    """Except for the names of kernels and the tables before."""
     source = Path(hoist_factors.__file__).read_text()
     difference, graph, checked, shown = blocks_of(Path(__file__).parents[2] / "CONTRIBUTING.md", "A wrong result")
     old, new = (line[1:] for line in difference.splitlines())

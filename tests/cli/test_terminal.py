@@ -1,4 +1,4 @@
-"""Tables on terminals: however narrow one is, all that a table says is there."""
+"""Tables on terminals of any width: no content of a table is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GATE = "graph(x: f32[batch,64], up: f32[batch,64]) -> (y)\n  s = Sigmoid(x)\n  y
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Output goes to a terminal, as rich sees it, whose width COLUMNS tells."""
+    """Makes rich see a terminal whose width is COLUMNS."""
     for name, value in {"FORCE_COLOR": "1", "NO_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
     return monkeypatch

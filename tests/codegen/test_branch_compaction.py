@@ -1,4 +1,4 @@
-"""Choices between two costly values on the CPU: packed by the condition, with the bits that they have unpacked."""
+"""Choices between two costly values on the CPU: packed by the condition, with the same bits as unpacked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from opgraph.ir import dtypes
 from opgraph.runtime import cpu_compiler
 from opgraph.schedule import cpu_body
 
-#: Two costly sides; one condition spelled twice, a second one that is no complement of it (NaN), a choice of operands,
-#: a number as the value of one side, a value that both sides share, a number for all and a column.
+#: Two costly sides; one condition in two forms, another that is not its complement (NaN), a choice of operands, a
+#: number as the value of one side, a value shared by both sides, one number for all elements, and a column.
 COSTLY = """graph(x: DTYPE[n,m], a: DTYPE[], c: DTYPE[n,1]) -> (y, z)
   up = Greater(x, 0.0)
   up2 = Greater(x, 0.0)
@@ -144,7 +144,7 @@ def test_sums_are_those_of_one_by_one(no_cache: None, monkeypatch: pytest.Monkey
 def test_nothing_is_added_for_lanes_behind_the_last_element(
     lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 0 has no finite addend here: the gradient to a takes the logarithm of x.
+    # 0 has no finite addend here: the gradient with respect to a takes the logarithm of x.
     if not lanes:
         without_lanes(monkeypatch)
     text = """graph(x: f32[n], a: f32[]) -> (y)
@@ -167,7 +167,7 @@ def test_nothing_is_added_for_lanes_behind_the_last_element(
 def test_what_the_condition_tells_of_another_comparison(
     kind: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the side where it holds; where it fails, a value may be NaN."""
+    """On the side where it holds; where it fails, a value may be NaN."""
     text = """graph(x: f32[n], a: f32[n]) -> (y)
   up = Greater(x, a)
   other = KIND(x, a)
@@ -208,8 +208,8 @@ def test_what_the_condition_tells_of_another_comparison(
     [
         "y = Select(up, x, 0.0)",
         "%0 = Multiply(x, 0.1)\n y = Select(up, x, %0)",
-        "%0 = Exp(x)\n %1 = Subtract(%0, 1.0)\n y = Select(up, x, %1)",  # ELU: one side only
-        # both are needed anyway
+        "%0 = Exp(x)\n %1 = Subtract(%0, 1.0)\n y = Select(up, x, %1)",  # ELU: only one side is costly
+        # both sides are needed anyway
         "%0 = Pow(x, 0.3)\n %1 = Exp(x)\n %2 = Select(up, %0, %1)\n %3 = Add(%0, %1)\n y = Multiply(%2, %3)",
     ],
 )
@@ -218,7 +218,7 @@ def test_what_saves_too_little_stays_as_it_is(text: str) -> None:
     assert not has_branches(og.compile(graph))
 
 
-#: What has a shorter form for strips that stay away from the ends of f32.
+#: Functions with a shorter form for strips that stay away from the ends of f32.
 SHORTER = """graph(x: f32[n,m], d: f32[n,m], b: f32[]) -> (y, dx)
   up = Greater(x, 0.0)
   %0 = Select(up, x, 1.0)
@@ -239,7 +239,7 @@ EXPONENTS = [0.0, 2.0**-8, 0.0039, 0.1, 1.0, -2.5, 7.3, 1e5, 2.0**20, 3e6, 1e30,
 def test_strips_near_the_ends_of_f32_and_far_from_them_have_the_same_bits(
     b: float, slope: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Strips of like sizes, so that each end is met by some of them and not by others."""
+    """The values of a strip have similar sizes, so that each end is reached in some strips only."""
     rng = np.random.default_rng(0)
     size = np.sort(rng.uniform(-104, 88, 40 * 256)).reshape(40, 256)
     near_one = np.sort(rng.uniform(-1e-3, 1e-3, (8, 256)).ravel()).reshape(8, 256)

@@ -1,4 +1,4 @@
-"""Loops and emitted text: they print and parse back, are pure values, and take nothing from a model."""
+"""Loops and emitted text: they print and parse back, are pure values, and contain nothing of a model."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def run() -> og.Executable:
 
 
 def spread(array: np.ndarray) -> np.ndarray:
-    """The same values, not side by side."""
+    """The same values in a non-contiguous array."""
     room = np.zeros((len(array), 2), array.dtype)
     room[:, 0] = array
     return room[:, 0]

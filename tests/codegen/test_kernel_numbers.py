@@ -1,4 +1,4 @@
-"""Numbers that Python and `kernels/` both have, such as how many cells a thread has room for, are one number."""
+"""Numbers that both Python and `kernels/` define, such as the number of cells that a thread has room for, are equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.onnx.library import ops
 from opgraph.runtime import cpu_plan
 from opgraph.schedule import cpu, cpu_tiles, cuda, cuda_tiles, interleaved_rows, merged_axes, split_columns
 
-#: Name in the kernels of the CPU (.h) or of a GPU (.cuh), and the number here.
+#: The name in the kernels of the CPU (.h) or of a GPU (.cuh), and the number in Python.
 SHARED = (
     (".h", "max_cells", cpu_tiles.MAX_CELLS),
     (".h", "stretch", merged_axes.STRETCH),

@@ -1,4 +1,4 @@
-"""Kernels in f32 on the CPU: 16 floats at a time by AVX-512 give the bits that one float at a time gives."""
+"""Kernels in f32 on the CPU: 16 floats at a time with AVX-512 give the same bits as one float at a time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def is_reduced(case: Case) -> bool:
 
 
 CASES = [case for record in measured_ops() for case in cases(record, "f32")]
-#: f16 and bf16 are computed as f32 is, but where og::reduced has a form of its own.
+#: f16 and bf16 are computed as f32 is, except where og::reduced has a special form.
 CASES += [
     case for record in measured_ops() for dtype in ("f16", "bf16") for case in cases(record, dtype) if is_reduced(case)
 ]
 
-#: Everything that goes by lanes besides a contiguous f32: 16-bit storage, truth values, a base that is known to be
-#: positive, a number for all, a column, and results of several kinds.
+#: Everything that uses lanes besides a contiguous f32: 16-bit storage, truth values, a base that is known to be
+#: positive, one number for all elements, a column, and results of several kinds.
 MIXED = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], c: f32[n,1], a: f32[]) -> (y, z, w, up)
   up = Greater(x, 0.0)
   %0 = Select(up, x, 1.0)
@@ -44,7 +44,7 @@ MIXED = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], c: f32[n,1], a: f32[]) 
   w: bf16[n,m] = TypeCast(%7)"""
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about the special values among the arguments
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of the special values among the arguments
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.dtype}")
 def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     feeds = case.feeds([column[::11] for column in columns_of(case)])
@@ -115,7 +115,7 @@ def test_a_kernel_with_other_types_goes_one_by_one() -> None:
 
 
 def test_what_has_no_form_for_lanes_is_compiled_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "find", lambda name: None)  # an earlier run left it on the disk
+    monkeypatch.setattr(cache, "find", lambda name: None)  # an earlier run may have cached it on the disk
     monkeypatch.setattr(cpu_compiler, "without_lanes", [])
     ((entry, code),) = og.compile(og.parse("graph(x: f32[n]) -> (y)\n y = Softsign(x)")).kernels.items()
     scalar = "namespace og { OG_FN float plain(float x) { return x + 1; } }\nstruct Fused {"

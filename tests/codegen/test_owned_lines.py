@@ -1,4 +1,4 @@
-"""Results that are written to lines asked for early, or past the caches, are those of plain stores."""
+"""Results stored to prefetched cache lines, or with non-temporal stores, equal those of plain stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.runtime import cpu_compiler, processor
 
 pytestmark = needs_lanes
 
-#: Results of 16 MiB and more go past the caches; these are just more, and no multiple of anything.
+#: Results of 16 MiB and more use non-temporal stores; these are slightly larger, and multiples of no block size.
 LARGE, SMALL = 4 * 1024 * 1024 + 37, 4 * 1024 + 37
 
 FLAT = "graph(x: f32[n]) -> (y)\n  y = Swish(x)"
@@ -37,7 +37,7 @@ SOFTMAX = "graph(x: f32[m,k], r: f32[m,k]) -> (y)\n  %0 = SoftMax(x, axis=-1)\n 
 
 
 def guarded(shape: tuple[int, ...], dtype: Any, apart: int) -> tuple[np.ndarray, np.ndarray]:
-    """An array that begins so many bytes behind a line of the cache, and all memory around it."""
+    """An array that begins `apart` bytes after a cache line, and all memory around it."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = np.full(size + 4096, 0xA5, np.uint8)
     begin = 1024 + -(memory.ctypes.data + 1024) % 64 + apart

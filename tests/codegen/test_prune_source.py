@@ -1,4 +1,4 @@
-"""A kernel's text has what it needs of `kernels/`, and no more: the machine code is that of the whole text."""
+"""A kernel's text contains the parts of `kernels/` that it needs, and no more: the machine code does not change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MIXED = """graph(x: {t}[n]) -> (y, i, u)
   y = Pow(%1, %2)
   i: s32[n] = TypeCast(y)
   u: u8[n] = TypeCast(%0)"""
-#: Text, sizes, and what the kernel is made with.
+#: Text, sizes, and the kernel's skeleton.
 CASES = {
     "flat": ("graph(x: f32[n]) -> (y)\n  y = Swish(x)", {"n": 64}, "cpu/pointwise.h"),
     "f64": (MIXED.format(t="f64"), {"n": 64}, "cpu/pointwise.h"),
@@ -86,7 +86,7 @@ CASES = {
 
 
 def sources(text: str, sizes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> list[tuple[KernelSource, list[str]]]:
-    """What a call of a graph compiles, and the flags."""
+    """The sources that a call of a graph compiles, with their flags."""
     compiler = cpu_compiler.find_compiler()
     assert compiler is not None
     found = []

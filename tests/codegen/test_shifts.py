@@ -1,4 +1,4 @@
-"""Exponentials of one value less several numbers, e^(x - c), in a side of a choice: they share e^x."""
+"""Exponentials of one value minus several numbers, e^(x - c), on one side of a choice share e^x."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import opgraph as og
 from opgraph.runtime import cpu_compiler
 
-#: Three of them, one with its number added and one without a number, beside a side that is costly as well.
+#: Three exponentials, one with an added number and one without a number, next to another costly side.
 THREE = """graph(x: f32[n], a: f32[], c: f32[]) -> (y, z, w)
   up = Greater(x, LIMIT)
   %0 = Log(x)
@@ -26,7 +26,7 @@ THREE = """graph(x: f32[n], a: f32[], c: f32[]) -> (y, z, w)
 
 
 def exponentials(x: np.ndarray, a: np.float32, c: np.float32, sizes: list[int]) -> list[np.ndarray]:
-    """y, z and w of a graph whose choice always takes the exponentials, but for NaN."""
+    """y, z and w of a graph whose choice always takes the exponentials, except for NaN."""
     f = og.compile(og.parse(THREE.replace("LIMIT", "3.4028234e38")))
     text = "".join(f.kernels.values()).split("struct Fused {")[1]
     assert text.count("og::shifted_exp(") == 3, "they share their costly part"
@@ -35,7 +35,7 @@ def exponentials(x: np.ndarray, a: np.float32, c: np.float32, sizes: list[int]) 
 
 
 def ulps(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """How far off, in units of the last place of float32, of the smallest subnormal at least."""
+    """The error in units of the last place of float32, at least of the smallest subnormal."""
     place = np.maximum(np.exp2(np.floor(np.log2(np.maximum(exact, 1e-300))) - 23), 2.0**-149)
     return np.abs(got.astype(np.float64) - exact) / place
 
@@ -46,7 +46,7 @@ FAR = [(131073.0, 1.0), (-1e6, 2.5), (3e38, -3e38)]
 
 @pytest.mark.parametrize(("a", "c"), [*NEAR, *FAR])
 def test_each_is_within_the_limit_of_the_truth(a: float, c: float, no_cache: None) -> None:
-    """Of x - c where the number is too large: what is rounded before the exponential counts there."""
+    """If the number is too large, the truth is that of the rounded x - c: rounding before the exponential counts."""
     rng = np.random.default_rng(0)
     a, c = np.float32(a), np.float32(c)
     around = [np.float32(0), a, -c]
@@ -81,7 +81,7 @@ def test_lanes_and_one_by_one_have_the_same_bits(
         for b in (other, third):
             np.testing.assert_array_equal(np.isnan(b), nan)
             np.testing.assert_array_equal(one[~nan].view("u4"), b[~nan].view("u4"))
-    if np.isfinite(c):  # of infinity the other side is taken
+    if np.isfinite(c):  # for infinity the other side is taken
         assert np.isnan(got[1][np.isnan(x)]).all() and (got[1][np.isneginf(x)] == 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Large kernels go statement by statement, with functions that equal statements share, to the bits of one loop."""
+"""Large kernels run statement by statement, with one function for equal statements, and give the bits of one loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from opgraph.schedule.cpu_body import WIDE_COST
 from opgraph.schedule.cuda import SINGLES_COST
 from opgraph.schedule.schedule import POINTWISE_SCALAR
 
-#: In f64 and integers nothing goes by vectors.
+#: In f64 and integers nothing is vectorized.
 WIDE = """graph(x: f64[n,m], k: s32[n,m]) -> (y, n)
   %0 = Tanh(x)
   %1: f64[n,m] = TypeCast(k)
@@ -33,7 +33,7 @@ WIDE = """graph(x: f64[n,m], k: s32[n,m]) -> (y, n)
 
 @pytest.fixture
 def no_cache() -> Iterator[None]:
-    """The same partition may become another kernel."""
+    """Disables the cache, because the same partition may become another kernel."""
     CACHE.set_capacity(0)
     yield
     CACHE.set_capacity(DEFAULT_CAPACITY)
@@ -80,7 +80,7 @@ def test_numbers_do_not_tell_cheap_statements_apart() -> None:
     for i in range(50):
         value = g.add_op("Clamp", g.add_op("GELU", g.add_op("Multiply", value, 1.0 + i)), min=-i - 1.0, max=i + 1.0)
     text = functor(g.finalize())
-    assert text.count("struct Op") == 4  # Multiply, GELU, Clamp and what multiplies it, the last Clamp
+    assert text.count("struct Op") == 4  # Multiply, GELU, Clamp with the following Multiply, the last Clamp
 
 
 def test_cheap_statements_that_often_come_together_are_one_function() -> None:
@@ -112,7 +112,7 @@ def test_strips_give_the_bits_of_one_loop(
 
 
 def test_a_result_may_lie_where_an_operand_was(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
-    """The operand is read by the last statement as well."""
+    """The last statement reads the operand as well."""
     by_strips(monkeypatch, True)
     g = og.parse("graph(x: f32[n]) -> (y, z)\n  y = Tanh(x)\n  %0 = Sigmoid(y)\n  z = Multiply(%0, x)").finalize()
     x = np.random.default_rng(0).normal(0, 2, 1000).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Functions by table on the CPU (math/tables.h), a GPU's forms in their place, and the shorter ones of 16 bits."""
+"""Functions by table on the CPU (math/tables.h), a GPU's forms instead of them, and the shorter forms of 16 bits."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from opgraph.runtime import cpu_compiler
 
 needs_compiler = pytest.mark.skipif(not cpu_compiler.is_available(), reason="there is no C++ compiler")
 
-#: The ops that go by table in f32, each with the arguments at which one interval ends and the next begins.
+#: The ops that use tables in f32, each with the arguments at the boundaries of its intervals.
 _BINADES = np.array([1.0, 2.0, 4.0, 8.0])
 _EIGHTHS = (_BINADES[:, None] * (1 + np.arange(8) / 8)).ravel() - 1
 _QUARTERS = ((_BINADES[:, None] * (1 + np.arange(4) / 4)).ravel() - 1) * 4 / 3
 _WIDTH = 1 / float.fromhex("0x1.6357fep-1")
 _BY_SQUARE = np.append(np.sqrt(1.625**2 + (np.arange(31) + 0.5) * _WIDTH) - 1.625, 5.3)  # t (t + 3.25); the table's end
 EDGES = {"GELU": _BY_SQUARE, "GELUBackward": _EIGHTHS, "MishBackward": _QUARTERS}
-#: Where the forms without a table are farthest from the truth, of all floats.
+#: The arguments with the largest errors of the forms without a table, among all floats.
 FARTHEST = {"GELU": [-0.0158, -1.3274, -3.0224], "GELUBackward": [-0.3246, -0.3362, -1.2281]}
 FARTHEST |= {"MishBackward": [-0.31, -0.6, -1.966, 0.6158]}
 
 
 def tabled(kind: str) -> Case:
-    """The form of an op that goes by table: GELU by erf."""
+    """The form of an op that uses a table: GELU by erf."""
     (case,) = [
         c
         for record in measure.measured_ops()
@@ -112,7 +112,7 @@ def number(text: str) -> float:
 
 
 def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
-    """An index is five bits of a float, see interval_of in kernels/math/tables.h."""
+    """An index consists of five bits of a float, see interval_of in kernels/math/tables.h."""
     text = (kernel_folder() / "math/tables.h").read_text(encoding="utf-8")
     found = re.findall(r"static const float (\w+)\[(\d+)\]\[32\] = \{(.*?)\n\};", text, re.DOTALL)
     assert [name for name, _, _ in found] == ["lower_tail", "tail_slope", "mish_slope"]
@@ -138,8 +138,8 @@ def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
 def test_powers_up_to_the_ends_of_f32_are_as_near_to_the_truth(
     flags: tuple[str, ...], no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power is e^p, |p| up to 88, and has |p| times the error of the logarithm: where intervals meet, around one, and
-    anywhere in an octave."""
+    """A power is e^p, |p| up to 88, and has |p| times the error of the logarithm. It is checked where intervals meet,
+    around one, and anywhere in an octave."""
     monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, *flags))
     edges = np.concatenate([1 + np.arange(33) / 32, [1.4375, np.sqrt(2)]]).astype(np.float32)
     near = (edges.view(np.int32)[:, None] + np.arange(-400, 401)).ravel().view(np.float32)

@@ -1,4 +1,4 @@
-"""Operands whose neighbours lie in the next row: copied by blocks where they are read, by tiles where written."""
+"""Operands whose neighbours lie in the next row: copied in blocks for reads, processed in tiles for writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIXED = """graph(x: f16[n,m], r: f32[n,m], i: s32[n,m]) -> (y)
   %1: f32[n,m] = TypeCast(i)
   %2 = Add(%0, r)
   y = Add(%1, %2)"""
-#: Rows and columns: less than a block, more, more than one thread does, whole blocks, one row, an axis before them.
+#: Rows and columns: less than a block, more, more than one thread's share, whole blocks, one row, a leading axis.
 SHAPES = [(5, 129), (67, 150), (130, 1100), (64, 1024), (1, 400), (3, 70, 300)]
 
 
@@ -64,7 +64,7 @@ def test_several_turned_operands_and_a_turned_result(shape: tuple[int, ...]) -> 
     np.testing.assert_array_equal(bits(f(x=x, r=every_other)), want)
     up = np.ascontiguousarray(x[..., ::-1, :].swapaxes(-1, -2)).swapaxes(-1, -2)[
         ..., ::-1, :
-    ]  # turned, and upside down
+    ]  # transposed and reversed
     np.testing.assert_array_equal(bits(f(x=up, r=r)), want)
 
 
@@ -78,4 +78,4 @@ def test_a_kernel_knows_how_large_elements_are_that_lie_apart() -> None:
         return next((line.split("return ")[1] for line in lines if "strided_bytes" in line), "")
 
     assert told("sscc") == "k == 0 ? 2 : k == 1 ? 4 : 0; }"
-    assert told("cccs") == ""  # a result that lies apart is walked by tiles
+    assert told("cccs") == ""  # a strided result is processed in tiles

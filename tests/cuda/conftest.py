@@ -1,4 +1,4 @@
-"""Torch tensors of the CPU that pose as tensors of a GPU: emulated kernels, launched by a driver of our own."""
+"""CPU tensors of torch that pose as GPU tensors: emulated kernels, launched by a custom driver."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def driver(cupy: FakeCupy, built: FakeDriver) -> Iterator[FakeDriver]:
     from opgraph.bench import posing
     from opgraph.runtime import providers as package
 
-    def forget() -> None:  # the module holds the module that holds this CuPy
+    def forget() -> None:  # that module keeps a reference to the module with this CuPy
         sys.modules.pop("opgraph.runtime.providers.torch_cuda_prepared", None)
         package.__dict__.pop("torch_cuda_prepared", None)
 

@@ -1,4 +1,4 @@
-"""Captured networks on a GPU, by CPU tensors that pose as its own: emulated kernels, launched by the native loop."""
+"""Captured networks on a GPU, with CPU tensors that pose as its own: emulated kernels, launched by the native loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from opgraph.torch.graph.symbolic_program import SizedProgram  # noqa: E402
 
 
 class Block(nn.Module):
-    """Norm, gate by halves (views at offsets), softmax over rows; biases are column sums in backward."""
+    """A norm, a gate of halves (views at offsets), softmax over rows; biases are column sums in backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class Bias(nn.Module):
 
 
 class Both(Bias):
-    """Of two results: with one it would run as a fused function."""
+    """A module with two results; with one it would run as a fused function."""
 
     def forward(self, x):
         return torch.tanh(x + self.b), x * self.b
 
 
 def both(model, *given):
-    """Result, gradients of what is given and of parameters, buffers."""
+    """The result, gradients of inputs and parameters, and buffers."""
     given = [g.detach().requires_grad_() for g in given]
     y = model(*given)
     y.square().sum().backward()
@@ -77,7 +77,7 @@ def check(found, eager, *given) -> None:
 
 
 def shifted(tensor):
-    """The same values, 4 bytes off a multiple of 16."""
+    """The same values, at an address 4 bytes after a multiple of 16."""
     memory = tensor.new_empty(tensor.numel() + 1)
     assert memory.data_ptr() % 16 == 0
     return memory[1:].view(tensor.shape).copy_(tensor)
@@ -106,13 +106,13 @@ def test_neighbouring_kernels_are_one_native_call(
     ((forward, backward),) = [(c.forward, c.backward) for c in captured]
     for program in (forward, backward):
         calls = [line for line in program.source.splitlines() if "recover_" in line]
-        # Between two of them stands a library call.
+        # A library call separates two of them.
         assert len(calls) <= len(program.library_calls) + 1
     assert len(backward.launches) > backward.source.count("recover_")
 
 
 def test_tensors_begin_anywhere(driver: FakeDriver, block: Block) -> None:
-    """The emulator refuses a pack that does not lie at a multiple of its size."""
+    """The emulator refuses a pack whose address is no multiple of its size."""
     x = torch.randn(7, 5, 24)
     fused = ogt.fuse(copy.deepcopy(block))
     for given in (x, shifted(x), x):
@@ -123,7 +123,7 @@ def test_tensors_begin_anywhere(driver: FakeDriver, block: Block) -> None:
 
 
 class Lengths(nn.Module):
-    """Rows, sums and views at offsets that follow from the sizes of a call, and numbers that do."""
+    """Rows, sums, numbers, and views at offsets that depend on the sizes of a call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Lengths(nn.Module):
 def test_one_program_serves_all_sizes(
     driver: FakeDriver, captured: list[backend.Captured], make: type[nn.Module]
 ) -> None:
-    """Packs are as wide as the sizes of a call allow, and so is a workspace; inputs begin anywhere."""
+    """Packs and a workspace are as large as the sizes of a call allow; inputs begin anywhere."""
     torch.manual_seed(0)
     eager = make()
     fused = ogt.fuse(copy.deepcopy(eager))
@@ -189,7 +189,7 @@ def test_buffers_are_written_in_place_wherever_they_begin(driver: FakeDriver) ->
 
 def test_large_sums_bring_a_workspace(driver: FakeDriver, captured: list[backend.Captured]) -> None:
     class Summed(Bias):
-        """No activation alone, which would run as a fused function."""
+        """More than one activation, which would run as a fused function."""
 
         def forward(self, x):
             return torch.tanh(x + self.b).square().mean(1)
@@ -283,7 +283,7 @@ def test_random_forwards(driver: FakeDriver, seed: int) -> None:
 
 
 def program(function, *given) -> Program:
-    """The program of a function of tensors that have devices and no data."""
+    """The program of a function of tensors that have devices but no data."""
     with FakeTensorMode():
         args = [torch.empty(shape, device=device) for shape, device in given]
         traced = make_fx(function, decomposition_table=decompositions())(*args)
@@ -309,7 +309,7 @@ def test_a_cuda_graph_keeps_the_constants_of_its_programs(driver: FakeDriver, mo
 
 @pytest.fixture
 def with_devices(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tensor is where its graph says."""
+    """Makes each tensor report the device of its graph."""
     monkeypatch.setattr(graph_program, "target_of", target_of)
 
 

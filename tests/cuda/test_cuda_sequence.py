@@ -1,4 +1,4 @@
-"""Sequences of CUDA kernels, launched by the native loop through a small driver of our own."""
+"""Sequences of CUDA kernels, launched by the native loop through a small custom driver."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_plan_keeps_the_constants_whose_addresses_it_names(cupy: FakeCupy, dri
 def test_constants_stay_for_a_graph_captured_from_a_sequence(cupy: FakeCupy, driver: FakeDriver) -> None:
     kernel, sequence, x, y = plus_constant(cupy)
     memory = weakref.ref(sequence.launches[0].plan.keep[0])
-    assert sequence.direct is None  # which would launch without asking for a capture
+    assert sequence.direct is None  # a direct launch would not check for a capture
     cupy.capturing = {7}
     sequence(7, x.data.ptr, y.data.ptr)
     del kernel, sequence
@@ -172,7 +172,7 @@ def test_constants_stay_for_a_graph_captured_from_a_sequence(cupy: FakeCupy, dri
 
 
 def plus_constant(cupy: FakeCupy) -> tuple[Any, Any, Any, Any]:
-    """A kernel that adds a constant, a sequence of it alone, its argument and result."""
+    """A kernel that adds a constant, a sequence of only this kernel, its argument and its result."""
     from opgraph.runtime.cuda_sequence import CudaSequence
 
     g = og.Graph()

@@ -1,4 +1,4 @@
-"""The CUDA engine without a GPU: kernels run on the host (tests/support/emulator.py), to the bits of the CPU engine."""
+"""The CUDA engine without a GPU: kernels run on the host (tests/support/emulator.py), with the CPU engine's bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_layout_gives_what_the_cpu_engine_gives(cupy: FakeCupy, case: Case
 
 
 def test_functions_that_the_cpu_takes_from_tables_have_its_bits_without_them(cupy: FakeCupy) -> None:
-    """As tests/gpu compares them."""
+    """tests/gpu compares them in the same way."""
     text = "graph(x: f32[n], d: f32[n]) -> (a, b, c, e, f, g)\n  a = GELU(x)\n  b = Mish(x)\n  c = SoftPlus(x)\n"
     text += "  e = GELUBackward(x, d)\n  f = MishBackward(x, d)\n  g = SoftPlusBackward(x, d)"
     graph = og.parse(text)
@@ -46,8 +46,8 @@ def test_functions_that_the_cpu_takes_from_tables_have_its_bits_without_them(cup
         expected = og.compile(graph)(x=x, d=d)
     CACHE.set_capacity(DEFAULT_CAPACITY)
     assert all(agree(on_gpu[name].host, expected[name]) for name in expected)
-    if processor.has_avx512():  # others have no tables
-        assert not agree(on_gpu["a"].host, og.compile(graph)(x=x, d=d)["a"])  # or nothing was compared
+    if processor.has_avx512():  # other processors use no tables
+        assert not agree(on_gpu["a"].host, og.compile(graph)(x=x, d=d)["a"])  # otherwise the comparison would be void
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.variant], ids=str)
@@ -77,7 +77,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, case: Case, monkeypa
 @pytest.mark.parametrize(("offset", "pack"), [(0, 4), (1, 1), (2, 2), (3, 1), (4, 4)])
 @pytest.mark.parametrize("which", ["x", "a", "out"])
 def test_packs_are_no_longer_than_addresses_are_aligned(cupy: FakeCupy, which: str, offset: int, pack: int) -> None:
-    """A GPU stops at a misaligned access; the host that emulates it does not."""
+    """A GPU stops at a misaligned access; the emulating host does not."""
     f = og.compile(gated("f32", (None,), (None,)), device="cuda")
     arrays = {name: cupy.empty((1024,), "f4") for name in ("x", "a", "out")}
     arrays[which] = cupy.empty((1024 + offset,), "f4")[offset:]
@@ -105,7 +105,7 @@ def test_outputs_are_written_where_they_lie(cupy: FakeCupy) -> None:
         moved(cupy, x),
     )
     for out in outs:
-        given = out if out is outs[-1] else moved(cupy, x)  # the last: in place
+        given = out if out is outs[-1] else moved(cupy, x)  # the last one is in place
         assert f(x=given, a=ga, out=out) is out
         np.testing.assert_array_equal(out.host, expected)
 
@@ -167,7 +167,7 @@ def test_a_partition_executes_on_the_stream_that_it_is_given(cupy: FakeCupy, han
 
 
 def test_a_workspace_is_asked_for_on_the_stream_that_uses_it(cupy: FakeCupy) -> None:
-    """Libraries give memory away again in the order of the stream that it was asked for on."""
+    """Libraries reuse memory in the order of the stream on which it was allocated."""
     g = og.Graph(engine="cuda")
     x, like = g.input("x", "f32", (70_001,)), g.input("like", "f32", (1,))
     s = g.add_op("SumTo", x, like, name="s")
@@ -259,7 +259,7 @@ def test_outputs_may_not_overlap_each_other(cupy: FakeCupy) -> None:
 
 
 class TestRefused:
-    """Each error says what, where and the fix."""
+    """Each error has a message, a place and a fix."""
 
     def call(self, x: object, a: object = None, **more: object) -> None:
         f = og.compile(gated("f32", (4,), ()), device="cuda")
@@ -308,7 +308,7 @@ class TestRefused:
             self.call(memory[:4], out=memory[2:])
 
     def test_an_output_of_a_wider_dtype_over_an_input(self, cupy: FakeCupy) -> None:
-        """Strides count elements: the same numbers are other places."""
+        """Strides count elements: equal strides mean other addresses."""
         f = og.compile(og.parse("graph(x: f32[64]) -> (y)\n  y: f64[64] = TypeCast(x)"), device="cuda")
         memory = moved(cupy, random((64,), "f64"))
         x = memory.view(np.float32)[:64]
@@ -337,7 +337,7 @@ class TestRefused:
             og.Engine("cuda")
 
     def test_no_cupy(self, cupy: FakeCupy) -> None:
-        sys.modules["cupy"] = None  # type: ignore[assignment]  # what makes an import fail
+        sys.modules["cupy"] = None  # makes the import fail
         with pytest.raises(
             DeviceError, match=r"CuPy cannot be imported.*\n.*\n  fix:   pip install 'opgraph\[cuda13\]'"
         ):
@@ -383,7 +383,7 @@ def test_torch_tensors_are_seen_by_address() -> None:
 
 
 def test_the_real_cupy_turns_arguments_into_the_same_bytes() -> None:
-    """The stand-in's rules are CuPy's: what its launch reads through each pointer, looked at without a launch."""
+    """The stand-in follows CuPy's rules: compares the bytes that a launch would read through each pointer."""
     pytest.importorskip("cupy")
     function = pytest.importorskip("cupy.cuda.function")
     scalar = pytest.importorskip("cupy._core._scalar")
@@ -402,7 +402,7 @@ def test_the_real_cupy_turns_arguments_into_the_same_bytes() -> None:
 
 
 def test_library_ops_run_by_way_of_the_host_where_no_library_sees_the_gpu(cupy: FakeCupy) -> None:
-    """As here: torch, if there is any, was built for the CPU."""
+    """This is the case here: torch, if installed, was built for the CPU."""
     g = og.parse(
         "graph(x: f32[?,3], w: f32[3,2]) -> (y)\n  %0 = MatMul(x, w)\n  %1 = Exp(%0)\n  y = ReduceSum(%1, axes=[1])"
     )
@@ -418,7 +418,7 @@ def test_library_ops_run_by_way_of_the_host_where_no_library_sees_the_gpu(cupy: 
 
 
 def test_a_library_op_on_constants_alone_runs_by_way_of_the_host(cupy: FakeCupy) -> None:
-    """It is called with an input of the graph, too, which says whose stream the call is on."""
+    """It is also called with an input of the graph, which determines the library and the stream of the call."""
     g = og.parse("graph(x: f32[2,2]) -> (y)\n  const k: f32[2,2] = [1, 2, 3, 4]\n  %0 = MatMul(k, k)\n  y = Add(x, %0)")
     x, k = random((2, 2), "f32"), np.array([[1, 2], [3, 4]], "f4")
     with pytest.warns(RuntimeWarning, match=r"1 op of this graph \(MatMul\) left to the CPU"):

@@ -1,7 +1,7 @@
-"""kernels/math/exact.h: f32 on a GPU in fewer instructions is f32 on a CPU, bit by bit. Needs no GPU.
+"""kernels/math/exact.h: f32 on a GPU, in fewer instructions, equals f32 on a CPU bit by bit. Needs no GPU.
 
-Division is replaced by steps from what the special-function unit answers, within an ulp of 1 / b as the PTX ISA says;
-every such answer is tried here. Everything else of a GPU's forms is compiled for the CPU (-DOG_NO_TABLES) and compared.
+Division is replaced by steps from the result of the special-function unit, which is within an ulp of 1 / b by the PTX
+ISA; all such results are tried here. All other GPU forms are compiled for the CPU (-DOG_NO_TABLES) and compared.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-#: What the CPU takes from tables, with other bits: see specs/accuracy.md.
+#: Functions that the CPU computes from tables, with other bits: see specs/accuracy.md.
 BY_TABLE = ("GELU", "GELUBackward", "MishBackward", "Pow", "PowBackward")
-#: Functions that a GPU has a form of its own of, and some that call them.
+#: Functions with a special form for GPUs, and some that call them.
 KINDS = [
     *("Celu", "Elu", "ELUBackward", "Exp", "Expm1", "GELU", "GELUBackward", "Log1p", "Mish", "Selu", "Sigmoid"),
     *("SigmoidBackward", "SoftPlus", "SoftPlusBackward", "Swish", "SwishBackward", "Tanh", "TanhBackward"),
 ]
-#: Steps towards 1 / b and a / b for answers beside the nearest one; `reach` of them on each side, at most an ulp away.
+#: Steps towards 1 / b and a / b from results near the exact one: `reach` of them on each side, at most an ulp away.
 STEPS = """
 static bool within(float r, float b, double most) {
   const double exact = 1 / (double)b, ulp = exact > 0.5 ? 0x1p-24 : 0x1p-25;
@@ -83,17 +83,17 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 
 def test_one_step_from_any_answer_is_the_rounded_inverse_of_every_number(steps: ctypes.CDLL) -> None:
-    """All 2^23 mantissas; exponents change nothing while nothing is subnormal. One answer for one of them leads astray:
-    0.5 for 2 - 2^-23, whose inverse is next to the middle. tests/gpu asks a GPU, whose own rcp.rn takes the same step.
+    """Checks all 2^23 mantissas; exponents change nothing without subnormals. One result for one number leads to an
+    error: 0.5 for 2 - 2^-23, whose inverse is next to the middle. tests/gpu checks a GPU, whose rcp.rn does the same.
     """
     at = ctypes.c_uint()
     wrong = steps.inverses(0, 1 << 23, ctypes.c_double(1.0), ctypes.byref(at))
     assert (wrong, hex(at.value)) == (1, "0x7fffff")
-    assert steps.inverses(0, 1 << 23, ctypes.c_double(3.0), ctypes.byref(at)) > 0  # the test can see a wrong one
+    assert steps.inverses(0, 1 << 23, ctypes.c_double(3.0), ctypes.byref(at)) > 0  # the test can detect a wrong result
 
 
 def test_the_steps_from_any_answer_are_the_rounded_quotient(steps: ctypes.CDLL) -> None:
-    """Random ones, and those next to the middle between two floats, where rounding is decided by the last step."""
+    """Random quotients, and those next to the middle between two floats, where the last step decides the rounding."""
     rng = np.random.default_rng(0)
     count = 1 << 21
     b = (1 + rng.integers(0, 1 << 23, count) * 2.0**-23).astype(np.float32)
@@ -120,7 +120,7 @@ def compared() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def libraries() -> tuple[approximate.Library, approximate.Library]:
-    """Of a CPU's forms and of a GPU's, one float at a time."""
+    """Libraries of the CPU's forms and of the GPU's, one float at a time."""
     loops = [lower(case.graph().get_partitions()[0]).loop for case in compared()]
     return approximate.Library(loops, ("-DOG_NO_LANES",)), approximate.Library(
         loops, ("-DOG_NO_LANES", "-DOG_NO_TABLES")
@@ -141,12 +141,12 @@ def test_a_gpu_s_form_has_the_cpu_s_bits(
 def test_where_subnormals_are_flushed_the_cpu_s_lanes_have_those_bits_too(
     libraries: tuple[approximate.Library, approximate.Library], kind: str
 ) -> None:
-    """On a GPU products on the way are flushed as well; what they leave has the CPU's sign."""
+    """On a GPU intermediate products are flushed as well; the results have the CPU's sign."""
     torch = pytest.importorskip("torch", reason="only torch can make the CPU flush subnormals")
     for index, case in enumerate(compared()):
         if case.record.kind != kind or case.attrs.get("use_dst") or case.attrs.get("alpha", 1) != 1:
             continue
-        columns = [c[:: len(c) // 50_000] for c in measure.columns_of(case)]  # few enough for this thread alone
+        columns = [c[:: len(c) // 50_000] for c in measure.columns_of(case)]  # so few that only this thread works
         columns = [np.where(np.abs(c) < 2.0**-126, np.float32(0), c) for c in columns]
         f = og.compile(case.graph())
         torch.set_flush_denormal(True)

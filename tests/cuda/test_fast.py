@@ -1,5 +1,5 @@
-"""f16 and bf16 on a GPU: the approximate functions stay within the bounds of the exact ones, whatever each instruction
-answers within its own bound; and they are used where their errors stay small, nowhere else.
+"""f16 and bf16 on a GPU: the approximate functions stay within the bounds of the exact ones, for any result of each
+instruction within its own bound; and they are used only where their errors stay small.
 
 The bound of each instruction is in kernels/cuda/approx.h, from the PTX ISA.
 """
@@ -49,7 +49,7 @@ def run_graphs() -> dict[tuple[str, str], og.Graph]:
 
 @functools.cache
 def library() -> approximate.Library:
-    """All of them compiled together: once costs little more than one."""
+    """All functions compiled together, which costs little more than one of them."""
     return approximate.Library([*(loop for _, loop in cases()), *(loop_of(g) for g in run_graphs().values())])
 
 
@@ -85,14 +85,14 @@ def test_a_run_of_ops_is_as_accurate_as_numpy(key: tuple[str, str]) -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", measure.NARROW)
 def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -> None:
-    """The form without a sign, over all values: the other one is held to the truth above."""
+    """Checks the form without a sign over all values; the other form is compared with the truth above."""
     texts, (line, b, d), plain = positive_powers(dtype)
     loops = [loop_of(og.parse(text)) for text in texts]
     assert ["fast::positive::pow" in approximate.functor(loop) for loop in loops] == [True, False]
     made = approximate.Library(loops)
     pairs = zip(made.results(0, [line, b, d]), made.results(1, [plain, b, d]), strict=True)
     for (name, got), (_, want) in pairs:
-        if "random" not in name:  # one instruction less draws other numbers
+        if "random" not in name:  # with one instruction less, other numbers are drawn
             for mine, other in zip(got, want, strict=True):
                 same = (mine == other) | ((mine != mine) & (other != other))
                 at = int(np.argmin(same))
@@ -101,7 +101,7 @@ def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -
 
 @needs_compiler
 def test_a_larger_error_than_an_instruction_may_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the perturbation reaches the result: 40 times the bound of ex2 is too much for f16."""
+    """Shows that the perturbation reaches the result: 40 times the bound of ex2 is too much for f16."""
     monkeypatch.setattr(approximate, "ERRORS", (("too much", (40.0, 0.0, 0.0, 0.0, 0.0), 0),))
     index = next(i for i, (c, _) in enumerate(cases()) if (c.label, c.dtype) == ("Sigmoid", "f16"))
     with pytest.raises(AssertionError, match="too much"):
@@ -114,11 +114,11 @@ def test_every_function_of_the_tier_is_used() -> None:
     assert {n for n in approximate.names() - inner if f"og::fast::{n}(" not in text} == set()
 
 
-# -- where it is used -------------------------------------------------------------------------------------------------
+# -- uses of the approximation ----------------------------------------------------------------------------------------
 
 
 def approximated(text: str, wide: str = "c") -> list[str]:
-    """Kinds that a loop computes approximately; `wide`: how operands of f32 move."""
+    """Kinds that a loop computes approximately; `wide`: the layout of f32 operands."""
     loop = loop_of(og.parse(text))
     kinds = "".join(wide if x.dtype == "f32" else "c" for x in loop.loads) + "c" * len(loop.stores)
     chosen = fast_math.approximate(loop, Variant(kinds, True))

@@ -1,4 +1,4 @@
-"""The command that runs everything on a GPU: its steps are killed, counted and reported as it says. Needs no GPU."""
+"""The command that runs everything on a GPU: its steps are killed, counted and reported as specified. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ needs_nvrtc = pytest.mark.skipif(
 
 
 def module(name: str) -> Any:
-    """A file of tests/gpu, which is no package."""
+    """The module of a file in tests/gpu, which is no package."""
     spec = importlib.util.spec_from_file_location(f"gpu_{name}", GPU / f"{name}.py")
     assert spec is not None and spec.loader is not None
     made: ModuleType = importlib.util.module_from_spec(spec)
@@ -84,7 +84,7 @@ def test_tests_that_are_cut_off_have_said_what_failed(tmp_path: Path, monkeypatc
 
 
 def test_what_would_say_nothing_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tool that does not find a planted fault, as where it refuses the device."""
+    """Example: a tool that does not find a planted fault, for instance because it refuses the device."""
     run = module("run")
     python = sys.executable
     made = [
@@ -116,7 +116,7 @@ def test_time_that_is_left_goes_to_those_that_can_use_it() -> None:
     first, second, third = (run.Step(n, [], 100, "a.log", spare=s) for n, s in (("a", 0), ("b", 1), ("c", 3)))
     assert run.limit_of(first, [second, third], 500) == 100
     assert run.limit_of(second, [third], 400) == 100 + 200 / 4
-    assert run.limit_of(third, [], 250) == 250  # as the others took less than they had
+    assert run.limit_of(third, [], 250) == 250  # the others took less than their time
     assert run.limit_of(second, [third], 150) == 100 and run.limit_of(third, [], 40) == 40
 
 
@@ -133,7 +133,7 @@ def test_never_begins(broken): pass
 
 
 def test_a_second_run_has_what_did_not_pass(tmp_path: Path) -> None:
-    """With the workers of pytest-xdist, which collect for themselves, and without."""
+    """With pytest-xdist's workers, which collect separately, and without."""
     (tmp_path / "test_some.py").write_text(PARTLY)
     outcomes = tmp_path / "outcomes.txt"
     options = ["--tb=no", "--outcomes", str(outcomes), "--again", str(outcomes)]
@@ -149,7 +149,7 @@ def test_a_second_run_has_what_did_not_pass(tmp_path: Path) -> None:
 
 
 def test_a_second_call_finds_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though its folder is another one, and empty."""
+    """The second call's folder is another one, and empty."""
     run = module("run")
     said = "import sys; open(sys.argv[1], 'a').write('passed ' + sys.argv[2] + chr(10))"
 
@@ -161,7 +161,7 @@ def test_a_second_call_finds_what_the_first_left(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(run, "steps", steps)
     monkeypatch.setattr(run, "KEPT", tmp_path / "kept")
-    for call, expected in ((1, 1), (2, 2), (1, 1)):  # a first call begins anew
+    for call, expected in ((1, 1), (2, 2), (1, 1)):  # a first call starts again
         folder = tmp_path / f"out{call}{expected}{len(list(tmp_path.iterdir()))}"
         assert run.main([str(folder), "--call", str(call)]) == 0
         assert len((folder / run.OUTCOMES).read_text().splitlines()) == expected
@@ -198,7 +198,7 @@ def test_the_slowest_rows_are_profiled(tmp_path: Path, capfd: pytest.CaptureFixt
 
 
 def test_what_it_writes_is_few_small_files_of_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a machine that is lent gives back, whatever becomes of the steps."""
+    """The output that a borrowed machine returns, for any outcome of the steps."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = module("run")
     out = tmp_path / "out"
@@ -209,7 +209,7 @@ def test_what_it_writes_is_few_small_files_of_plain_names(tmp_path: Path, monkey
     for call in run.CALLS:
         chosen = [s for s in run.steps(out) if s.call == call]
         written = {"summary.json", *(s.log for s in chosen), *(s.keeps for s in chosen if s.keeps)}
-        assert len(written) + 1 <= 8  # one that a killed process was writing
+        assert len(written) + 1 <= 8  # one more that a killed process was writing
         assert all(re.fullmatch(r"[\w.-]+", name) for name in written)
     assert {f.name for f in out.iterdir()} <= {"summary.json", "environment.log", "bench.log"}
     long = tmp_path / "long.log"
@@ -244,7 +244,7 @@ cuda = types.SimpleNamespace(runtime=types.SimpleNamespace(memGetInfo=memGetInfo
 
 
 def pytest_of(folder: Path, *options: str) -> str:
-    """What a run with the plugin prints, in a process of its own, where no GPU is to be seen."""
+    """The output of a run with the plugin, in a separate process without a visible GPU."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (folder, GPU, GPU.parents[1]))),
@@ -269,18 +269,18 @@ def pytest_of(folder: Path, *options: str) -> str:
 
 
 def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
-    """CUDA refuses its process everything from then on: another worker does the rest."""
+    """CUDA refuses every later call of its process; another worker runs the remaining tests."""
     (tmp_path / "test_some.py").write_text(LOSES_IT)
     (tmp_path / "cupy.py").write_text(LOST_CUPY)
     told = pytest_of(tmp_path, "-n", "1", "--dist", "worksteal", "--tb=no")
     assert "6 passed" in told and "assert (6 * 7) == 41" in told and "crashed" in told, told
     (tmp_path / "cupy.py").write_text(LOST_CUPY.replace("status = 700", "status = 35"))
     told = pytest_of(tmp_path, "-n", "1", "--tb=no")
-    assert "7 failed" in told and "crashed" not in told, told  # as where there never was one
+    assert "7 failed" in told and "crashed" not in told, told  # as if there had never been a GPU
 
 
 def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> None:
-    """A run on a machine with a GPU that skips everything has shown nothing."""
+    """A run on a machine with a GPU that skips everything has tested nothing."""
     one = [str(GPU / "test_failures.py"), "-c", str(GPU.parents[1] / "pyproject.toml"), "-k", "cupys_memory"]
     assert "1 skipped" in pytest_of(tmp_path, *one)
     told = pytest_of(tmp_path, *one, "--gpu", "--tb=no")
@@ -298,13 +298,13 @@ def test_what_a_row_reached_is_told_by_its_copy_and_by_the_clocks_of_its_gpu() -
     row = Row(suite="activation", entry="swish", size=1 << 26, elements=1 << 26, cells=(ours,), copy=copy)
     h200 = {"multiprocessors": 132, "gpu_mhz": 1980}
     (found,) = bounds.reached(Results(machine=h200, settings={}, rows=[row]))
-    assert found.part == 120 / 130 and not found.is_good  # 95 % are asked for
+    assert found.part == 120 / 130 and not found.is_good  # the goal is 95 %
     (page,) = (r for r in sass_table.read() if r.key == ("swish", "forward", "f32"))
     memory = 8 * (1 << 26) / budget.BYTES_A_SECOND * 1e6
     assert found.arithmetic == pytest.approx(page.share * memory, rel=0.2) and found.limit == page.limit
     slow = Results(machine=h200 | {"gpu_mhz": 990}, settings={}, rows=[replace(row, dtype="bf16", cells=(ours, peer))])
     (again,) = bounds.reached(slow)
-    assert again.part == 120 / 130 and not again.is_good  # enough, but the peer was faster
+    assert again.part == 120 / 130 and not again.is_good  # reaches the goal, but the peer was faster
     assert "1.30 of torch native" in str(again)
     (fast,) = bounds.reached(replace(slow, machine=h200))
     assert again.arithmetic == pytest.approx(2 * fast.arithmetic)
@@ -324,7 +324,7 @@ def test_a_benchmark_leaves_its_rows_as_they_come() -> None:
 
 
 def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of its graphs, which compile and are right; under the tools all of them run on a GPU."""
+    """Some of its graphs compile and give the right results; under the tools all of them run on a GPU."""
     program = module("sanitized")
     some = program.graphs()[1::9]
     monkeypatch.setattr(program, "graphs", lambda: some)

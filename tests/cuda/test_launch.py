@@ -1,4 +1,4 @@
-"""What stands between a bound call and the driver, and what happens when a GPU or its memory is not there."""
+"""The path from a bound call to the driver, and errors where a GPU or its memory is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.errors import DeviceError
 
 
 def python_calls(call: Any) -> list[str]:
-    """Names of the Python functions that a call enters, those of the stand-in for CuPy aside."""
+    """Names of the Python functions that a call enters, except those of the stand-in for CuPy."""
     entered: list[str] = []
 
     def note(frame: Any, event: str, _: object) -> None:
@@ -34,7 +34,7 @@ def python_calls(call: Any) -> list[str]:
 
 
 def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCupy) -> None:
-    """The call, the launch, and the library's function for the current stream; the driver comes next."""
+    """They are the call, the launch, and the library's function for the current stream; then comes the driver."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = moved(cupy, random((512,), "f32")), moved(cupy, random((), "f32"))
     call = f.bind(x=x, a=a, out=cupy.empty((512,), "f4"))
@@ -88,11 +88,11 @@ def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(
     assert set(python_calls(call)) == {"call", "launch", "stream"}
 
 
-# -- bad luck ----------------------------------------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:
-    """A real fork; CUDA itself would fail in the child with an error that names no cause, or hang."""
+    """A real fork. CUDA itself would fail in the child with an error that names no cause, or hang."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a, out = moved(cupy, random((9,), "f32")), moved(cupy, random((), "f32")), cupy.empty((9,), "f4")
     bound = f.bind(x=x, a=a, out=out)
@@ -118,7 +118,7 @@ def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:
     assert len(told) == 3
     for text in told:
         assert text.startswith("this process was forked off") and "\n  where: engine" in text and "'spawn'" in text
-    f(x=x, a=a)  # the parent goes on
+    f(x=x, a=a)  # the parent still works
 
 
 def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytes
     ):
         f(x=x, a=a)
     monkeypatch.setattr(cupy, "empty", real)
-    assert f(x=x, a=a).shape == (1024,)  # nothing of the failed call stands in the way
+    assert f(x=x, a=a).shape == (1024,)  # the failed call left no state
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_gpu_that_had_a_fault_is_not_said_to_be_missing(cupy: FakeCupy) -> Non
 
 
 def test_a_gpu_that_is_too_old_for_a_kernel_is_told_of(cupy: FakeCupy) -> None:
-    """bf16 is converted by instructions of compute capability 8.0."""
+    """bf16 conversions use instructions of compute capability 8.0."""
 
     def refuse(code: str, name: str, options: tuple[str, ...]) -> object:
         raise cupy.cuda.compiler.CompileException("name.cu(7): error: feature requires .target sm_80 or higher")
@@ -202,7 +202,7 @@ def test_a_gpu_that_is_too_old_for_a_kernel_is_told_of(cupy: FakeCupy) -> None:
 
 
 def test_no_driver_or_one_that_is_too_old_is_one_error_of_cuda_and_named() -> None:
-    """With CuPy itself, on a machine without a GPU: what such a user sees."""
+    """Uses CuPy itself on a machine without a GPU, to check what such a user sees."""
     real = pytest.importorskip("cupy", exc_type=ImportError)
     try:
         if real.cuda.runtime.getDeviceCount():
@@ -232,7 +232,7 @@ def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> 
 
 @pytest.mark.parametrize("handle", [7])
 def test_a_thread_of_its_own_launches_on_its_own_stream(cupy: FakeCupy, handle: int) -> None:
-    """Nothing of a launch is shared: two threads, each with its stream, on one executable."""
+    """Launches share no state: two threads, each with its stream, use one executable."""
     import threading
 
     from emulator import FakeStream

@@ -1,4 +1,4 @@
-"""Device memory that is not the caller's: what is uploaded, for how long it stays, and on which GPU it is written."""
+"""Device memory that opgraph allocates: its uploads, its lifetime, and the GPU on which it is written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def scaled(columns: int) -> og.Graph:
 
 
 def summed() -> og.Graph:
-    """The sum of 70,001 elements, by way of a workspace."""
+    """The sum of 70,001 elements, with a workspace."""
     g = og.Graph()
     g.output(g.add_op("SumTo", g.input("x", "f32", (70_001,)), g.input("like", "f32", (1,)), name="s"))
     return g
@@ -43,11 +43,11 @@ def test_what_is_uploaded_for_positions_is_bounded_however_many_shapes_come(cupy
         data = random((size,), "f32")
         for f, sign in zip(functions, (1, -1), strict=True):
             np.testing.assert_array_equal(f(x=moved(cupy, data)).host, data + sign * np.arange(size, dtype=np.float32))
-    assert cupy.uploads == 3 and cupy.freed == []  # 1024, 2048 and 4096 of them, for both functions
+    assert cupy.uploads == 3 and cupy.freed == []  # 1024, 2048 and 4096 positions, for both functions
 
 
 def test_memory_of_a_collected_function_is_freed_by_the_next_upload(cupy: FakeCupy) -> None:
-    """A collection may come at any time, also while another thread captures a graph, which freeing would break."""
+    """A collection may occur at any time, also while another thread captures a graph, which freeing would break."""
     f = og.compile(scaled(6), device="cuda")
     f(x=moved(cupy, random((3, 6), "f32")))
     del f
@@ -72,7 +72,7 @@ def test_what_a_captured_graph_reads_outlives_its_function(cupy: FakeCupy, bound
 
 
 def test_the_workspace_of_a_captured_call_is_not_given_to_others(cupy: FakeCupy) -> None:
-    """CuPy's pool knows nothing of captures (torch's allocator does)."""
+    """CuPy's pool has no support for captures (torch's allocator has)."""
     f = og.compile(summed(), device="cuda")
     x, like, out = (moved(cupy, random(s, "f32")) for s in ((70_001,), (1,), (1,)))
     made: list[weakref.ref[FakeArray]] = []
@@ -93,7 +93,7 @@ def test_the_workspace_of_a_captured_call_is_not_given_to_others(cupy: FakeCupy)
 
 
 def test_an_upload_is_refused_while_cupys_stream_is_captured(cupy: FakeCupy) -> None:
-    """CuPy refuses the copy itself, without an error of CUDA's: a capture of its streams lets memory be allocated."""
+    """CuPy itself refuses the copy, without a CUDA error: memory may be allocated in a capture of its streams."""
     f, x = og.compile(scaled(6), device="cuda"), moved(cupy, random((3, 6), "f32"))
     cupy.stream, cupy.capturing = FakeStream(7), {7}
     with pytest.raises(
@@ -159,13 +159,13 @@ def test_what_only_lends_its_shape_has_it_by_way_of_the_host(cupy: FakeCupy) -> 
 
 
 def test_kernels_are_loaded_when_they_are_made(cupy: FakeCupy) -> None:
-    """CUDA loads code lazily: what a capture launches first would be loaded during the capture."""
+    """CUDA loads code lazily: a kernel's first launch inside a capture would load it during the capture."""
     f = og.compile(gated("f32", (64,), ()), device="cuda")
     assert len(cupy.loaded) == len(f.kernels) == 1 and cupy.launches == []
 
 
 def test_bf16_arrays_of_others_keep_their_dtype(cupy: FakeCupy) -> None:
-    """As torch's tensors do: `__cuda_array_interface__` calls bf16 two bytes of anything, DLPack by its name."""
+    """Example: torch's tensors. `__cuda_array_interface__` gives bf16 as two untyped bytes, DLPack by its name."""
     bf16 = dtypes.get("bf16").numpy
 
     class Tensor:

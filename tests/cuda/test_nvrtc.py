@@ -1,4 +1,4 @@
-"""Every kernel compiles for every supported GPU, with the options that CuPy is given. No GPU is needed for that."""
+"""Every kernel compiles for every supported GPU, with the options that CuPy receives. No GPU is needed for that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def dense(loop: Loop, *shapes: tuple[int, ...]) -> KernelSource:
 
 
 def small(loop: Loop) -> KernelSource:
-    """The arithmetic alone: one element for each thread, which compiles fastest."""
+    """A kernel of only the arithmetic: one element for each thread, which compiles fastest."""
     operands = "c" * (len(loop.loads) + len(loop.stores))
     layout = Layout((), (), (), (), Variant(operands, True))
     return cuda_source(

@@ -1,4 +1,4 @@
-"""Rows on CUDA whose length is no multiple of a pack: 16-byte accesses between single elements."""
+"""Rows on CUDA whose length is no multiple of a pack: 16-byte accesses, and single elements at both ends."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ pytest.importorskip("torch")
 
 @pytest.mark.parametrize("name", ODD)
 def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> None:
-    """In any order of threads and blocks the same bits, no pack where a GPU refuses it (the emulator looks), near the
-    truth, and nothing beside the results is written."""
+    """The bits are the same in any order of threads and blocks, no pack is misaligned (the emulator checks), results
+    are near the truth, and nothing next to the results is written."""
     text, shapes, dtype, vector, held = ODD[name]
     graph = og.parse(text.format(t=dtype))
     (partition,) = graph.finalize().get_partitions()
@@ -41,7 +41,7 @@ def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> No
 
 
 def test_results_between_other_memory(cupy: FakeCupy) -> None:
-    """Rows of a larger array whose length is odd, results in its place: elements beside them stay."""
+    """Rows of a larger array with an odd length, results in an array of the same form: other elements do not change."""
     f = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"), device="cuda")
     base, out = cupy.asarray(samples((6, 331))), cupy.asarray(np.full((6, 331), -7, np.float32))
     f(x=base[:, :325], out=out[:, :325])
@@ -51,7 +51,7 @@ def test_results_between_other_memory(cupy: FakeCupy) -> None:
 
 
 def test_what_is_added_up_for_each_column_keeps_its_columns() -> None:
-    """A thread has the same columns in each row, or it could not keep their sums."""
+    """A thread must have the same columns in each row to keep their sums."""
     graph = "graph(x: f32[n,c], w: f32[c]) -> (y, dw)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, w)\n"
     cut = row_tiles(*bound(graph + "  p = Multiply(s, x)\n  dw = SumTo(p, w)", 300, 1001))
     assert (cut.vector, cut.lead, cut.loose) == (1, -1, 0)

@@ -1,4 +1,4 @@
-"""Imported ONNX models on a GPU, without one: who runs what, and what is copied between the GPU and the host."""
+"""Imported ONNX models on a GPU, emulated: the engine of each part, and copies between the GPU and the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgraph.runtime.compiled_partition import runner
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-#: Convolutions, an activation, sizes that go round by Shape, a reshape by them, a product, padding by constants.
+#: Convolutions, an activation, sizes computed from Shape, a reshape to them, a product, padding by constants.
 NET = """
 <ir_version: 10, opset_import: ["" : 21]>
 net (float[n, 3, 8, 8] x, float[4, 3, 3, 3] w, float[256, 5] v) => (float[n, 5] y, int64[2] s) {
@@ -45,7 +45,7 @@ net (float[n, 3, 8, 8] x, float[4, 3, 3, 3] w, float[256, 5] v) => (float[n, 5] 
 """
 
 
-#: What `explain` says of what torch runs.
+#: The text of `explain` for ops that torch runs.
 TORCH = "runs in torch on the GPU, on the memory of the call"
 
 
@@ -68,13 +68,13 @@ def truth(arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 
 def plan(f: og.Executable) -> list[tuple[str, tuple[str, ...]]]:
-    """What runs in what."""
+    """The engine and the ops of each partition."""
     kinds = [tuple(str(op.attrs.get("onnx_op", op.kind)) for op in p.ops) for p in f.partitions]
     return list(zip(f.engines, kinds))
 
 
 class TestTorch:
-    """Torch is installed, and sees the GPU."""
+    """Torch is installed, and supports the GPU."""
 
     @pytest.fixture(autouse=True)
     def gpu(self, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -93,7 +93,7 @@ class TestTorch:
         gpu.copies.clear()
         cupy.copies.clear()
         got = f(given)
-        # The output that is a shape is the one thing that the host knows and the caller wants on the GPU.
+        # The output that is a shape is the only value that is on the host but must be returned on the GPU.
         assert gpu.copies == [("to device", 16)] and cupy.copies == []
         assert isinstance(got["y"], FakeArray)
         np.testing.assert_allclose(got["y"].host, truth[0], rtol=1e-5, atol=1e-6)
@@ -151,7 +151,7 @@ class TestTorch:
         assert cupy.copies == [("to host", 64), ("to device", 4)]
 
     def test_positions_are_made_where_they_are_read(self, gpu: Any, cupy: FakeCupy) -> None:
-        """Of sizes on the host, by numbers: a copy up would break the capture of a graph."""
+        """They are computed from host sizes passed as numbers: a copy to the device would break a graph's capture."""
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (float[b, t] x) => (float[b, t] y, float[t, b] z) {'
             " zero = Constant <value_int: int = 0> ()  one = Constant <value_int: int = 1> ()  s = Shape (x)"
@@ -169,7 +169,7 @@ class TestTorch:
         np.testing.assert_array_equal(got["z"].host, x.reshape(5, 2))
 
     def test_a_shape_that_is_kept_for_backward_keeps_no_values(self, gpu: Any, cupy: FakeCupy) -> None:
-        """One element stands for them, which has the shape: a ReshapeTo reads no more."""
+        """One element, expanded to the shape, replaces them: a ReshapeTo reads only the shape."""
         text = "graph(x: f32[n,m]) -> (y)\n  y = StaticReshape(x, shape=[-1], special_zero=false)"
         f = og.compile(og.parse(text), device="cuda", wrt=("x",))
         x = random((3, 4), "f32")
@@ -202,7 +202,7 @@ class TestTorch:
             f(x=moved(cupy, random((2, 3), "f32")), w=moved(cupy, random((4, 2), "f32")))
 
     def test_a_region_compiled_by_itself(self, gpu: Any, cupy: FakeCupy) -> None:
-        """No plan of a whole graph says there what is a size."""
+        """Without a plan of a whole graph, the region does not know which values are sizes."""
         node = 'onnx_domain="", onnx_opset=21'
         g = og.parse(
             f'graph(x: f32[2,6], z: f32[12]) -> (y)\n  s: s64[2] = Wildcard(x, onnx_op="Shape", {node})\n'
@@ -218,7 +218,7 @@ class TestTorch:
 
 
 class TestOnnxruntime:
-    """No torch for GPUs, and an onnxruntime with CUDA: its sessions run here, on the host memory behind the GPU's."""
+    """Torch has no CUDA, and onnxruntime has: its sessions run here, on the host memory of the emulated GPU."""
 
     @pytest.fixture(autouse=True)
     def bound(self, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ class TestOnnxruntime:
         np.testing.assert_array_equal(out["s"].host, got["s"].host)
 
     def test_what_16_bits_are_called(self, cupy: FakeCupy) -> None:
-        """NumPy has no word for bf16, and neither has `__cuda_array_interface__`."""
+        """NumPy has no name for bf16, and neither has `__cuda_array_interface__`."""
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (bfloat16[2, 3] x) => (bfloat16[3, 2] y) '
             "{ y = Transpose (x) }"

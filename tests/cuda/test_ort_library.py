@@ -1,7 +1,7 @@
 """A library of custom ops on onnxruntime's CUDA provider, without a GPU.
 
-The driver and the OrtApi are our own (tests/support), kernels are emulated. Results are compared with those of a real
-onnxruntime, which runs the model's functions on the CPU.
+The driver and the OrtApi are replaced (tests/support), and kernels are emulated. Results are compared with those of a
+real onnxruntime, which runs the model's functions on the CPU.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ MODELS = {
         "graph(a: f64[?,?,?,?,?], b: f64[?,?,?,?,?], c: f64[?,?,?,?,?]) -> (y)\n t = Add(a, b)\n y = Multiply(t, c)"
     ),
 }
-#: (model, shapes, how many axes the kernel is told of, elements of a pack)
+#: (model, shapes, number of axes that the kernel receives, elements of a pack)
 CALLS: list[tuple[str, tuple[tuple[int, ...], ...], int, int]] = [
     ("bias", ((3, 400), (400,)), 3, 4),
-    ("bias", ((30, 33), (33,)), 3, 1),  # rows are no whole packs
-    ("bias", ((1, 4099), (4099,)), 0, 4),  # one row, whose last pack is none
-    ("bias", ((700, 4), (1,)), 0, 4),  # one number for all
+    ("bias", ((30, 33), (33,)), 3, 1),  # rows are not multiples of a pack
+    ("bias", ((1, 4099), (4099,)), 0, 4),  # one row, whose last pack is incomplete
+    ("bias", ((700, 4), (1,)), 0, 4),  # one number for all elements
     ("bias", ((1, 1), (1,)), 0, 4),
     ("channels", ((2, 6, 4, 16), (6, 1, 1)), 3, 8),
     ("channels", ((2, 6, 3, 3), (6, 1, 1)), 3, 1),
@@ -70,7 +70,7 @@ CALLS: list[tuple[str, tuple[tuple[int, ...], ...], int, int]] = [
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A library that serves both providers, and the process in which the GPU is."""
+    """A library that serves both providers, and the process with the emulated GPU."""
 
     path: Path
     drafts: dict[str, Any]
@@ -86,7 +86,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    """PTX alone, which NVRTC makes in a fraction of the time: what it computes is emulated from the same text."""
+    """Contains only PTX, which NVRTC makes in a fraction of the time; its results are emulated from the same text."""
     folder = tmp_path_factory.mktemp("library")
     drafts = {name: drafted(og.parse(text), Request(library=True, cuda=True)) for name, text in MODELS.items()}
     swish = [replace(op, on_gpu=True) for op in swish_ops() if op.inputs[0] == "f32"]
@@ -108,7 +108,7 @@ def arrays_of(graph: og.Graph, shapes: tuple[tuple[int, ...], ...]) -> list[np.n
 
 
 def truth_of(graph: og.Graph, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """The outputs in float64; a bias of one element, which the graph does not know, as long as the others."""
+    """The outputs in float64; a bias of one element, which the graph does not allow, is expanded."""
     if "m" in (t := graph.inputs[-1]).dims:
         feeds = {**feeds, t.name: np.broadcast_to(feeds[t.name], feeds["x"].shape[-1:])}
     found = og.evaluate(graph, feeds)
@@ -186,7 +186,7 @@ def test_nothing_is_launched_for_no_elements(library: Built) -> None:
 
 
 def test_packs_are_those_of_the_engine(library: Built) -> None:
-    """As the CUDA engine would move memory for such calls, and for one row the same text."""
+    """The CUDA engine chooses the same packs for such calls, and for one row the same text."""
     from opgraph.codegen.kernel import cuda_source
     from opgraph.loops.layout import bind
 
@@ -207,7 +207,7 @@ def test_packs_are_those_of_the_engine(library: Built) -> None:
         )  # fmt: skip
 
 
-# -- which code, and what goes wrong -----------------------------------------------------------------------------------
+# -- choice of code, and errors ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def small(library: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fresh(small: Path, tmp_path: Path) -> Path:
-    """The same, which has asked no driver anything yet."""
+    """The same library, before any call to a driver."""
     return Path(shutil.copy(small, tmp_path / "fresh.so"))
 
 
@@ -240,20 +240,20 @@ def test_a_gpu_gets_the_code_of_its_generation(
     called = library.call(small.stem, X, F32, path=fresh, major=major, minor=minor)
     assert called.loaded == (1, image)
     np.testing.assert_array_equal(called.results[0], np.abs(X[0]) + np.float32(1.5))
-    assert library.call(small.stem, X, F32, path=fresh, major=major, minor=minor).loaded[0] == 0  # it is there
+    assert library.call(small.stem, X, F32, path=fresh, major=major, minor=minor).loaded[0] == 0  # it is loaded already
 
 
 def test_a_context_that_is_not_current_is_while_kernels_are_loaded_and_launched(
     library: Built, small: Path, fresh: Path
 ) -> None:
-    """When a kernel is created no context need be there; what is current in a call is so afterwards."""
+    """No context need exist when a kernel is created; the current context of a call is restored afterwards."""
     for current in (0, 0x9000):
         called = library.call(small.stem, X, F32, path=fresh, current=current)
         assert called.refused is None and len(called.launches) == 1 and called.current == current
     assert called.loaded[0] == 1  # into the context that was current when the second kernel was created
 
 
-#: What the driver answers, and the OrtStatus: its code (NOT_IMPLEMENTED or FAIL) and what it says.
+#: The driver's result, and the OrtStatus: its code (NOT_IMPLEMENTED or FAIL) and its message.
 REFUSED = {
     "an old GPU": ({"major": 7, "minor": 5}, 9, "its compute capability is 7.5, and the library has kernels for 8.0"),
     "an old driver": ({"load": 222, "version": 12040}, 9, "driver is too old for this library (it knows CUDA 12.4)"),
@@ -289,7 +289,7 @@ def test_axes_beyond_what_kernels_are_told_of_are_an_ort_status(library: Built) 
 
 
 def test_what_both_providers_run_is_in_a_library_for_both() -> None:
-    """There are no kernels for rows on a GPU: a node would call the data back to the CPU."""
+    """There are no kernels for rows on a GPU: a node would copy the data back to the CPU."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> net (float[b, 512] x, float[512] w, float[512] v) '
         "=> (float[b, 512] y) { e = Exp (x)  t = Add (e, x)  n = LayerNormalization (t, w, v)  y = Tanh (n) }"
@@ -326,7 +326,7 @@ def test_a_text_that_nvrtc_refuses_is_told_with_its_log() -> None:
 
 
 def test_a_swish_has_kernels_for_the_dtypes_that_nodes_have() -> None:
-    """They take seconds to build. On the CPU a registered op has to serve every dtype of its name."""
+    """Their build takes seconds. On the CPU a registered op must support every dtype of its name."""
     text = "graph(x: f16[n], b: f32[n]) -> (y, z)\n y = Swish(x, alpha=1.5)\n s = Swish(b, alpha=2.0)\n z = Exp(s)"
     swish = [op for op in drafted(og.parse(text), Request(library=True, cuda=True)).library if op.name == "Swish"]
     assert {op.inputs[0]: op.on_gpu for op in swish} == {"f32": False, "f16": True, "bf16": False, "f64": False}

@@ -1,4 +1,4 @@
-"""Fused functions on a GPU, by CPU tensors that pose as its own: emulated kernels, launched by the native loop."""
+"""Fused functions on a GPU, with CPU tensors that pose as its own: emulated kernels, launched by the native loop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_one_function_serves_aligned_and_misaligned_tensors_of_one_shape(driver:
         x = lines[shift : shift + 256]
         assert same([f(x, a)], [x * torch.sigmoid(a * x)])
     assert len(driver.launches()) == 2  # the aligned ones
-    assert len(cupy.launches) == 3  # each by the kernel for its own alignment
+    assert len(cupy.launches) == 3  # each by the kernel for its alignment
 
 
 def test_calls_go_to_the_driver_on_the_stream_of_the_moment(
@@ -84,12 +84,12 @@ def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -
 def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After `with torch.cuda.device(1):` in a process that used GPU 1 alone, torch allocates on GPU 0 again, and the
+    """After `with torch.cuda.device(1):` in a process that used only GPU 1, torch allocates on GPU 0 again, and the
     runtime stays on GPU 1 until torch uses GPU 0."""
     from opgraph.runtime.providers import torch_internals
 
     allocated = []
-    monkeypatch.setattr(torch_internals, "current_gpu", lambda: 1)  # the runtime names 0, the kernel's
+    monkeypatch.setattr(torch_internals, "current_gpu", lambda: 1)  # the runtime reports 0, the kernel's
     monkeypatch.setattr(torch_internals, "empty_cuda", lambda *look: allocated.append(look))
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
 def test_a_forked_process_is_refused_before_cuda_is_asked(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUDA answers whatever it is asked there with cudaErrorInitializationError."""
+    """There, every CUDA call returns cudaErrorInitializationError."""
     from opgraph.runtime import cuda
     from opgraph.runtime.providers import torch_internals
 
@@ -159,7 +159,7 @@ def python_functions(call) -> list[str]:
 
 
 def test_a_prepared_call_runs_few_python_functions(driver: FakeDriver) -> None:
-    """Times would depend on the day. `<lambda>` is what stands for the current GPU and its stream."""
+    """Times would vary from day to day. `<lambda>` is the stand-in for the current GPU and its stream."""
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     leaf = x.clone().requires_grad_()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""CUDA kernels with much arithmetic: the text has a few elements of a pack, the bits are those of all of it."""
+"""CUDA kernels with much arithmetic: the text handles a few elements of a pack, with the bits of a whole pack."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from opgraph.codegen.kernel import cuda_source
 from opgraph.codegen.sources import spliced
 from opgraph.schedule.cuda import ROLLED_COST, SINGLES_COST
 
-#: Operands of 1 to 8 bytes, a number for all, and a result of each size.
+#: Operands of 1 to 8 bytes, one number for all elements, and a result of each size.
 FLAT = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], k: s8[n,m], a: f32[]) -> (y, z, w, up, same)
   up = Greater(x, 0.0)
   %0 = Select(up, x, a)
@@ -48,7 +48,7 @@ SUMS = """graph(x: {t}[n,m], a: {t}[], l: {t}[m], r: {t}[n,1]) -> (y, s, c, q)
 
 @pytest.fixture
 def in_groups(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, np.ndarray]]:
-    """What a graph gives where the text has `group` elements of a pack; 0: all."""
+    """The results of a graph whose text handles `group` elements of a pack; 0: all."""
 
     def run(g: og.Graph, data: dict[str, np.ndarray], group: int, apart: bool = False) -> dict[str, np.ndarray]:
         monkeypatch.setattr("opgraph.schedule.cuda.group_of", lambda values, vector: min(group, vector))
@@ -69,7 +69,7 @@ def in_groups(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -
 def test_any_group_gives_the_bits_of_all_at_once(
     text: str, shape: tuple[int, int], in_groups: Callable[..., dict[str, np.ndarray]]
 ) -> None:
-    """Whole tiles, packs of a last tile, what is left of these."""
+    """Whole tiles, packs of a last tile, and its remainder."""
     g = og.parse(text).finalize()
     data = feeds(g, shape)
     expected = in_groups(g, data, 0)
@@ -89,7 +89,7 @@ def test_elements_may_lie_apart(in_groups: Callable[..., dict[str, np.ndarray]])
 def test_sums_of_groups_have_the_bits_of_those_of_packs(
     dtype: str, group: int, in_groups: Callable[..., dict[str, np.ndarray]]
 ) -> None:
-    """In whole packs and in what is left of a row, which goes one by one in both."""
+    """In whole packs, and in the remainder of a row, which goes one by one in both."""
     g = og.parse(SUMS.format(t=dtype)).finalize()
     data = feeds(g, (37, 148))
     data["l"], data["a"] = data["l"].reshape(-1)[:1].repeat(148), data["a"].reshape(-1)[0]
@@ -107,7 +107,7 @@ def test_one_sum_over_all_is_right_for_any_length(in_groups: Callable[..., dict[
         np.testing.assert_allclose(got["s"], np.exp(data["x"].astype(np.float64) / 2).sum(), rtol=2e-7)
 
 
-# -- which, and what NVRTC makes of it ---------------------------------------------------------------------------------
+# -- the kernels concerned, and their machine code ---------------------------------------------------------------------
 
 
 def graph(name: str, direction: str, dtype: str) -> og.Graph:
@@ -143,7 +143,7 @@ def test_the_machine_code_is_short_and_stays_in_registers(dtype: str, most: int,
     assert len(program.instructions) < most
     assert not [x for x in program.instructions if x.kind in ("LDL", "STL")]
     if arch != "sm_90":
-        return  # where a warp goes is read from what NVRTC writes for this one
+        return  # the main path is derived from NVRTC's code for this one
     path = program.main_path((schedule.unroll, schedule.vector // schedule.group))
     moved = [x.bytes_moved for x in path if x.kind in ("LDG", "STG")]
     size = {"f32": 4, "bf16": 2, "f64": 8}[dtype]
@@ -174,7 +174,7 @@ def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
         program.main_path((2, 1))
 
 
-# -- what a kernel's text has of kernels/ ------------------------------------------------------------------------------
+# -- parts of kernels/ in a kernel's text ------------------------------------------------------------------------------
 
 
 def test_a_text_has_what_its_kernel_names_and_little_else() -> None:

@@ -41,7 +41,7 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
     x, r = samples((3, length), dtype), samples((3, length), dtype, seed=1)
     got = run(cupy, compiled(EVERYTHING, dtype), {"x": x, "r": r})
     exact, peer = truth_and_peer(x, r)
-    # One kernel; where rows are few and too long to be held, one for each of three passes and one for the row values.
+    # One kernel; if rows are few and too long to be held, one for each of three passes and one for the row values.
     assert len(cupy.launches) == 2 * (4 if length >= 40_000 else 1)
     for name, want in exact.items():
         assert_near(got[name], want, peer[name])
@@ -84,17 +84,17 @@ def test_sums_apart_from_rows_read_values_of_rows_as_they_are(cupy: FakeCupy, li
     text = "graph(x: {t}[n,c], v: {t}[c], w: {t}[n,1], z: s64[n,c]) -> (y, s)\n"
     text += f"  m = ReduceSum(x, axes=[-1], keep_dims=true)\n{lines}\n  s = SumTo(y, w)"
     feeds = {"x": 1e9 + samples((7, 40), "f64"), "v": samples((40,), "f64"), "w": 4e10 + samples((7, 1), "f64")}
-    feeds["z"] = np.arange(280).reshape(7, 40)  # beside 35 bits, which no f32 has
+    feeds["z"] = np.arange(280).reshape(7, 40)  # 35 bits with the other values, more than f32 holds
     f = compiled(text, "f64")
     got = run(cupy, f, feeds)
-    assert len(f.kernels) > 2  # of row values, sums, and the rest
+    assert len(f.kernels) > 2  # for row values, sums, and the rest
     for name, want in og.evaluate(f.graph, feeds).items():
         np.testing.assert_allclose(got[name], want, rtol=1e-13)
 
 
 @pytest.mark.parametrize("factor", ["Multiply(x, m)", "Divide(x, m)"])
 def test_a_sum_of_no_elements_is_0_whatever_its_factors_are(cupy: FakeCupy, factor: str) -> None:
-    """The mean of no elements is no number, and leaves the sum where rows have elements."""
+    """The mean of no elements is NaN; it moves out of the sum only where rows have elements."""
     text = "graph(x: {t}[n,c]) -> (s)\n  m = ReduceMean(x, axes=[-1], keep_dims=true)\n"
     f = compiled(f"{text}  p = {factor}\n  s = ReduceSum(p, axes=[-1], keep_dims=true)", "f32")
     for length in (3, 0):
@@ -122,7 +122,7 @@ def test_a_norm_backward_adds_up_its_parameters_gradients(
     shape: tuple[int, int],
     launches: int,
 ) -> None:
-    """One pass over the data, and what its groups leave; where rows do not fit into registers, sums are made apart."""
+    """One pass over the data, and one over its groups' sums; if rows do not fit into registers, sums are separate."""
     shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
     feeds = {n: samples(s, seed=i) for i, (n, s) in enumerate(shapes.items())}
     got = run(cupy, compiled(BACKWARD, "f32"), feeds)
@@ -157,7 +157,7 @@ def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:
 
 
 def test_a_gradient_and_the_forward_beside_it_share_what_they_make_of_a_row() -> None:
-    """Mean and variance once, not twice: the derivative of the normalised rows names them anew."""
+    """Mean and variance are computed once: the derivative recomputes the normalised rows under other names."""
     text = "graph(x: bf16[n,c], w: bf16[c]) -> (y)\n  n = LayerNorm(x, use_affine=false, keep_stats=false)\n"
     graph = og.gradient(og.parse(text + "  y = Multiply(n, w)").finalize(), ["x", "w"])
     (partition,) = graph.get_partitions()
@@ -179,7 +179,7 @@ def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) ->
     expected = np.full((64, 130), -7, np.float32)
     powers = np.exp(view(base).astype(np.float64))
     view(expected)[...] = powers / powers.sum(1, keepdims=True) * view(base)
-    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)  # and nothing else is written
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)  # and no other element is written
 
 
 def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +194,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
 
 
 def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:
-    """Rows that are held and such as are read again; sums must be made before."""
+    """Rows that are held and rows that are read again; sums must be computed before."""
     for shape, name in [((17, 9000), "x"), ((300, 40), "d_y")]:
         shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
         feeds = {n: samples(s, seed=i) for i, (n, s) in enumerate(shapes.items())}
@@ -268,7 +268,7 @@ def test_a_row_is_taken_by_as_many_threads_as_it_needs(
 def test_few_rows_are_shared_by_blocks_and_neighbouring_rows_taken_side_by_side(
     rows: int, length: int, neighbours: int, pieces: int
 ) -> None:
-    """Columns of a matrix: there are as many blocks as a GPU wants, and as many threads at work, whatever the shape."""
+    """Columns of a matrix: for any shape there are as many blocks and working threads as a GPU needs."""
     text = "graph(x: f32[n,c]) -> (y)\n  y = ReduceMean(x, axes=[0])"
     cut = row_tiles(*bound(text, length, rows))
     assert (cut.neighbours, cut.pieces) == (neighbours, pieces)

@@ -1,4 +1,4 @@
-"""What the machine code of pointwise kernels looks like, read without a GPU; specs/sass.md says what it costs."""
+"""Properties of the machine code of pointwise kernels, read without a GPU; specs/sass.md has its cost."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def chain(g: og.Graph, x: LogicalTensor) -> LogicalTensor:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel whose machine code is looked at.
+    """A kernel whose machine code is tested.
 
     Attributes:
         vector_loads, vector_stores: 16-byte accesses of a whole tile.
-        by_memory: memory decides its time, so its loads must not wait for each other.
+        by_memory: memory bounds its time, so its loads must not wait for each other.
     """
 
     name: str
@@ -95,7 +95,7 @@ KERNELS = (
     ),  # packs one after the other (kernels/cuda/pointwise_unrolled.cuh)
 )
 DTYPES = ("f32", "bf16", "f16", "f64")
-#: ptxas keeps these at 32 registers, all threads resident, and asks for the second pack only after the first has come.
+#: ptxas keeps these at 32 registers, with all threads resident, and loads the second pack only after the first arrived.
 LATE = {("swish, factor per channel", "bf16"), ("swish, factor per channel", "f16")}
 CASES = [(k, d, "sm_90") for k in KERNELS for d in DTYPES]
 CASES += [(k, d, arch) for k in KERNELS for d in DTYPES[:2] for arch in nvrtc.ARCHITECTURES if arch != "sm_90"]
@@ -109,10 +109,10 @@ def test_accesses_are_16_bytes_wide_and_early_and_nothing_spills(what: Kernel, d
     stores = [x for x in tile if x.op.startswith("STG")]
     assert len(wide_loads) == what.vector_loads
     assert sum(x.op.endswith(".128") for x in stores) == what.vector_stores
-    if what.by_memory:  # in others the last tile goes the same way, with single elements beside its packs
+    if what.by_memory:  # in others the last tile takes the same path, with single elements next to its packs
         assert len(stores) == what.vector_stores
     assert code.count("LDL") == code.count("STL") == 0
-    assert code.registers <= 64  # 1024 threads, half of what a multiprocessor holds, even for f64
+    assert code.registers <= 64  # 1024 threads, half of a multiprocessor's maximum, even for f64
     if what.by_memory and (what.name, dtype) not in LATE:
         assert used_before_the_last_load(tile) == []
 
@@ -131,7 +131,7 @@ def used_before_the_last_load(tile: Sequence[nvrtc.Instruction]) -> list[nvrtc.I
 
 
 def test_rows_are_found_without_a_division() -> None:
-    """A 64-bit division is a call, a 32-bit one a reciprocal; the magic numbers of a layout take neither."""
+    """A 64-bit division is a call, a 32-bit one a reciprocal; the magic numbers of a layout need neither."""
     source, schedule = KERNELS[2].source("f32")
     assert schedule.narrow
     code = nvrtc.machine_code(source.code, "sm_90")

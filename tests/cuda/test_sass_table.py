@@ -1,4 +1,4 @@
-"""No kernel of specs/sass.md has become slower than the page says, by what its machine code says. Needs no GPU."""
+"""No kernel of specs/sass.md has become slower than on the page, judged by its machine code. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def written() -> dict[tuple[str, str, str], Row]:
 
 @pytest.fixture(scope="module", params=sass_suite.DTYPES)
 def rows(request: pytest.FixtureRequest) -> list[Row]:
-    """The rows of one dtype, from the sources as they are."""
+    """The rows of one dtype, measured from the current sources."""
     return list(sass_table.measured([request.param]))
 
 
 def worse(now: Row, page: Row, slack: float = 0.0) -> list[str]:
-    """What is worse than on the page; `slack` relative, on top of what the page rounds off."""
+    """The values that are worse than on the page; `slack` is relative, on top of the page's rounding."""
     found = []
     for name, digits in (("registers", 0), ("instructions", 1), ("special", 1), ("share", 2)):
         allowed = getattr(page, name) * (1 + slack) + 0.51 * 10.0**-digits * (digits > 0)
@@ -44,7 +44,7 @@ def worse(now: Row, page: Row, slack: float = 0.0) -> list[str]:
 
 
 def test_no_kernel_is_worse_than_the_page(rows: list[Row]) -> None:
-    """With the compiler that wrote the page exactly, with another one within a tenth."""
+    """With the compiler that wrote the page the match is exact, with another one within a tenth."""
     slack = 0.0 if sass_table.version() == sass_table.written_version() else 0.1
     missing = [r.key for r in rows if r.key not in written()]
     assert not missing, f"{missing} not on the page: {sass_table.REWRITE}"
@@ -53,7 +53,7 @@ def test_no_kernel_is_worse_than_the_page(rows: list[Row]) -> None:
     assert not text, f"{text}\nif that is the price of something better: {sass_table.REWRITE}"
 
 
-#: Kernels that put a register aside in their loop, 8 bytes for each 8 elements: what is left to mend.
+#: Kernels that spill a register in their loop, 8 bytes for each 8 elements: a remaining defect.
 PUT_ASIDE = {("swish, factor per channel", "backward", dtype) for dtype in ("bf16", "f16")}
 
 

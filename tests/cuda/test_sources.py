@@ -1,4 +1,4 @@
-"""The kernels that `opgraph show --source` prints, that `compile` makes, and that calls launch are the same."""
+"""`opgraph show --source`, `compile` and launches use the same kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.cli.sources import kernel_sources
 from opgraph.ir import dtypes
 from opgraph.partition.partition import FUSED
 
-#: Graphs of known shapes that each take another kind of kernel: flat, rows of a view, sums, rows, columns, pieces.
+#: Graphs of known shapes that each use another kind of kernel: flat, rows of a view, sums, rows, columns, pieces.
 TEXTS = {
     "flat": "graph(x: f32[4099]) -> (y)\n  y = Swish(x)",
     "broadcast": "graph(x: bf16[64,7,32], a: bf16[7,1]) -> (y)\n  %0 = Swish(x, a)\n  y = Multiply(%0, x)",
@@ -31,7 +31,7 @@ TEXTS = {
 
 
 def graphs() -> dict[str, og.Graph]:
-    """With a gradient, whose sums go over rows."""
+    """The graphs, and a gradient whose sums go over rows."""
     found = {name: og.parse(text).finalize() for name, text in TEXTS.items()}
     norm = "graph(x: f32[300,64], w: f32[64]) -> (y)\n  t = RMSNorm(x, w)\n  y = SoftMax(t, axis=-1)"
     return found | {"gradient of a norm": og.gradient(og.parse(norm), ["x", "w"]).finalize()}
@@ -83,17 +83,17 @@ def test_what_is_shown_for_the_cpu_is_what_runs(name: str, no_cache: None, monke
 
 
 def test_a_kernel_that_depends_on_sizes_nobody_knows_yet_waits_for_the_first_call(cupy: FakeCupy) -> None:
-    """A guess would be compiled for nothing, and be listed though it never runs."""
+    """A guessed kernel would be compiled in vain, and be listed though it never runs."""
     f = og.compile(og.parse("graph(x: f32[?,?]) -> (y)\n  y = SoftMax(x, axis=-1)"), device="cuda")
     assert f.kernels == {} and len(shown(f, "cuda")) == 1  # that of long rows
     f(x=cupy.asarray(np.ones((3, 1000), np.float32)))
     assert f.kernels == shown(f, "cuda")
     flat = og.compile(og.parse("graph(x: f32[?]) -> (y)\n  y = Swish(x)"), device="cuda")
-    assert len(flat.kernels) == 1 and flat.kernels == shown(flat, "cuda")  # whatever its size
+    assert len(flat.kernels) == 1 and flat.kernels == shown(flat, "cuda")  # for any size
 
 
 def test_a_fused_torch_function_compiles_nothing_before_its_tensors_are_there(cupy: FakeCupy) -> None:
-    """Gradients often come broadcast, as from sum(): kernels for dense ones would be compiled for nothing."""
+    """Gradients are often broadcast, as from sum(): kernels for dense ones would be compiled in vain."""
     torch = pytest.importorskip("torch")
     from opgraph.torch.fused.program import Program
 

@@ -1,4 +1,4 @@
-"""Each call of a CUDA kernel is logged, whichever way it is launched."""
+"""Each call of a CUDA kernel is logged, for every kind of launch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def texts(stage_records: list[logging.LogRecord]) -> Callable[[], list[str]]:
 
 
 def names(texts: list[str]) -> list[str]:
-    """The kernels that texts are of."""
+    """The kernel names in texts."""
     return [text.partition(":")[0] for text in texts]
 
 
@@ -53,4 +53,4 @@ def test_a_fused_function_of_torch_launches_from_python_where_calls_are_logged(
         cupy.launches.clear()
         assert torch.allclose(f(x), x * torch.sigmoid(x), rtol=1e-5, atol=1e-6)
         assert len(names(texts())) == times and len(cupy.launches) == 1
-    assert not driver.launches()  # by the native loop
+    assert not driver.launches()  # none by the native loop

@@ -1,4 +1,4 @@
-"""Streams of torch by their address, with a stand-in for torch's own functions: no GPU is needed."""
+"""torch streams by address, with a stand-in for torch's own functions: no GPU is needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIDE = 77
 
 @pytest.mark.parametrize("address", [0, 55])
 def test_an_address_becomes_that_stream_of_torch(address: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0 is the default stream. `torch.cuda.ExternalStream(0)` is another one, which waits for nothing that came before
+    """0 is the default stream. `torch.cuda.ExternalStream(0)` is another one, which does not wait for earlier work
     (pytorch issue 182960)."""
     current = [SIDE]
 

@@ -24,7 +24,7 @@ from opgraph.loops.lower import lower
 from opgraph.schedule.cuda_tiles import tiled
 from opgraph.schedule.loop_fission import passes
 
-#: Shape of the data, shapes of what is summed to.
+#: Shape of the data, shapes that it is summed to.
 CASES = {
     "one number, of one row": ((5000,), [()]),
     "one number, of many tiles": ((70001,), [(1,)]),
@@ -73,7 +73,7 @@ def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name
     for key, value in truth.items():
         assert got[key].shape == value.shape and got[key].dtype == dtypes.get(dtype).numpy
         error = np.abs(np.asarray(got[key], np.float64) - value)
-        # One rounding of the result, and what some 60 additions in f32 (f64) lose, relative to what is added up.
+        # One rounding of the result, and the error of some 60 additions in f32 (f64), relative to the magnitudes added.
         added = np.abs(feeds["x"].astype(np.float64) * feeds["z"].astype(np.float64)).sum() / max(value.size, 1)
         assert (error <= unit * np.abs(value) + 4 * min(unit, 2.0**-24) * max(added, 1)).all(), (key, error.max())
     cupy.backwards = True
@@ -132,7 +132,7 @@ def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -
 
 
 def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
-    """Sums of rows and of columns are two kernels: the second one would read what the first one has written."""
+    """Sums of rows and of columns are two kernels: the second one would read the result of the first."""
     f = og.compile(
         og.parse(
             "graph(x: f32[40,3000], q: f32[3000], r: f32[40,1], k: f32[40,1]) -> (s, t)\n  a = Multiply(x, q)\n"
@@ -150,13 +150,13 @@ def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
             f(x=x, q=q, r=r, k=k, out=outs)
     with pytest.raises(InvalidArguments, match="kernels, read it where an earlier one's result would be"):
         og.compile(f.graph, device="cuda", donate=("q",))
-    f(x=x, q=q, r=r, k=k, out={"s": s, "t": k})  # of which nothing but the shape counts
+    f(x=x, q=q, r=r, k=k, out={"s": s, "t": k})  # only the shape of k is read
     for made, want in ((s, exact["s"]), (k, exact["t"])):
         np.testing.assert_allclose(made.host, want, rtol=1e-4, atol=1e-3)
 
 
 def test_shared_memory_of_an_emulated_kernel_is_its_own() -> None:
-    """The same template in two libraries: its memory would be that of the first one, which may be shorter."""
+    """The same template in two libraries could share the first one's memory, which may be shorter."""
     text = """struct Fused {{ enum {{ room = {room} }}; }};
 template <class F> void add(int* total) {{
   __shared__ int place[F::room];
@@ -176,7 +176,7 @@ def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkey
     both, compile_one = Barrier(2, timeout=30), cupy.RawKernel
 
     def compile_with_another(code: str, name: str, options: tuple[str, ...]) -> Any:
-        both.wait()  # breaks unless another one is compiled meanwhile
+        both.wait()  # breaks unless another one is compiled concurrently
         return compile_one(code, name, options)
 
     cupy.RawKernel = compile_with_another  # type: ignore[method-assign]
