@@ -1,4 +1,4 @@
-"""The public names and their signatures: a change of them is a visible change of this file."""
+"""The public names and their signatures: any change of them is visible in this file."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_star_import_brings_the_public_names_and_needs_no_extra() -> None:
 
 
 def test_importing_loads_nothing_and_the_first_use_what_it_needs() -> None:
-    """So that the import stays short for those who build, read or print graphs, and the command line answers Ctrl-C."""
+    """This keeps the import short for code that builds, reads or prints graphs, and the command line obeys Ctrl-C."""
     code = "import sys, opgraph; print([m.removeprefix('opgraph.') for m in sys.modules if m.startswith('opgraph.')])"
     assert run(code).strip() == "[]"
     loaded = run(code.replace("opgraph;", "opgraph; opgraph.parse('graph(x: f32[2]) -> (y)\\n y = Abs(x)');"))

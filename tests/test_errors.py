@@ -1,4 +1,4 @@
-"""Every error says what, where, and how to fix it, in three lines; and survives copying and pickling."""
+"""Every error has a message, a place and a fix, in three lines, and can be copied and pickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: import order, who may import what, and how large a module may grow."""
+"""The project's rules that no linter checks: import order, allowed imports, and the maximum size of a module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ORDER = (
     "cli",
     "__main__",
 )
-#: Methods of early classes that open the door to a later stage; everything else keeps the order.
+#: Methods of early classes that may import a later stage; all other code keeps the order.
 FRONT_DOORS = {
     ("ir/graph.py", "get_partitions"),
     ("ir/graph.py", "explain"),
@@ -48,7 +48,7 @@ def imports(path: Path) -> list[tuple[str, str]]:
         if isinstance(node, ast.FunctionDef):
             function = node.name
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            continue  # never imported when the program runs
+            continue  # never imported at run time
         if isinstance(node, ast.Import):
             found += [(function, a.name) for a in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -75,12 +75,12 @@ def test_import_needs_numpy_and_ml_dtypes_alone() -> None:
     assert done.stdout.strip() == "[]"
 
 
-#: Where private parts of torch stand: of calls, and of its compilers.
+#: The files with private parts of torch: for calls, and for its compilers.
 TORCH_INTERNALS = {"runtime/providers/torch_internals.py", "torch/graph/torch_internals.py"}
 
 
 def torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) for whatever a file imports from torch or reads of it."""
+    """(line, dotted name) for everything that a file imports from torch or reads from it."""
     bound = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

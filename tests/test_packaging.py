@@ -1,4 +1,4 @@
-"""What pip installs: a wheel and an editable install both find the kernel sources, and neither owns `kernels`."""
+"""Installed packages: a wheel and an editable install both find the kernel sources, and neither owns `kernels`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Run in the fresh environment: where the sources are, whether a kernel works, whose name `kernels` is.
+#: Runs in the fresh environment: prints the folder of the sources, checks a kernel, prints the owner of `kernels`.
 PROBE = """
 import importlib.util, pathlib
 import numpy as np, opgraph as og
@@ -46,7 +46,7 @@ def pip(python: str | Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def fresh_environment(folder: Path) -> Path:
-    """An empty environment that sees this one's packages, but not opgraph: what pip would download is here already."""
+    """An empty environment with this one's packages, except opgraph: pip's downloads are available already."""
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
@@ -97,7 +97,7 @@ def test_an_installed_wheel_runs_from_its_own_sources(wheel: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_an_editable_install_runs_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     python = fresh_environment(tmp_path / "env")
-    # What hatchling's editable installs import; pip would bring it along with the other dependencies.
+    # The package that hatchling's editable installs import; pip would install it along with the other dependencies.
     done = pip(python, "install", "--no-deps", "--ignore-installed", "editables", "-e", str(ROOT))
     if done.returncode != 0 and ("editables" in done.stderr or "hatchling" in done.stderr):
         pytest.skip("pip cannot fetch the build backend: no package index within reach")
@@ -122,7 +122,7 @@ CARRIED = """graph(x: f32[2]) -> (y)
   y: f32[2] = Wildcard(e, onnx_op=\"Erf\", onnx_domain=\"\", onnx_opset=20)
 """
 
-#: What needs a package that a core install lacks, and the extra that brings it.
+#: Statements that need a package that a core install lacks, and the extra that contains it.
 WITHOUT = {
     "evaluate": ("og.evaluate(g, x=x)", "ort"),
     "compile": ("og.compile(g)(x=x)", "ort"),

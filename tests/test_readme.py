@@ -1,4 +1,4 @@
-"""The README and the pages in specs/: what they show runs, what they link to exists, what they name is real."""
+"""The README and the pages in specs/: their examples run, their links lead to files, and their names exist."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_page_in_specs_is_listed() -> None:
 
 
 def test_no_gpu_figure_is_claimed() -> None:
-    """Until one has been measured: no time, rate or ratio stands in a line that speaks of a GPU."""
+    """Until a figure has been measured, no line about a GPU contains a time, rate or ratio."""
     figure = re.compile(r"\d\s*(?:ms|us|µs|GB/s|TB/s|x faster|times faster)\b")
     for name in ("README.md", "specs/measured.md", "specs/support.md", "specs/when-to-use-something-else.md"):
         for line in (ROOT / name).read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Graphs compare by content: what does not count (ids, order, op names, inner names), and what does."""
+"""Graphs compare by content: ids, order, op names and inner names are ignored, everything else is compared."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ids_and_the_order_of_insertion_do_not_count(g: og.Graph, seed: int) -> 
 
 
 def copied(g: og.Graph, change: Callable[[og.Op], og.Op | None] = lambda op: None) -> og.Graph:
-    """The graph again, with ops changed; outputs that are no more are dropped."""
+    """A copy of the graph with ops changed; outputs that no longer exist are dropped."""
     h = og.Graph()
     for t in g.inputs:
         h._add_input(t)

@@ -1,4 +1,4 @@
-"""Graph: composing both ways, constants, inputs and outputs; whatever fails leaves the graph as it was."""
+"""Graph: both ways of composing, constants, inputs and outputs; a failed call does not change the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def lt(id: int, dims: Any = (2, 3), dtype: str = "f32", **keywords: Any) -> og.L
     return og.LogicalTensor(id, dtype, dims, **keywords)
 
 
-# -- the short way --------------------------------------------------------------------------------------------------
+# -- composing by add_op with a kind --------------------------------------------------------------------------------
 
 
 def test_the_short_way_infers_types_and_names_op_and_output() -> None:
@@ -102,7 +102,7 @@ def test_a_wildcard_keeps_every_type_of_attribute() -> None:
     assert g.ops[0].attrs == {"a": 0.5, "b": (1, 2), "c": (float(np.float32(0.1)),), "d": ("x",), "e": True, "f": ()}
 
 
-# -- oneDNN's way ---------------------------------------------------------------------------------------------------
+# -- composing as in oneDNN -----------------------------------------------------------------------------------------
 
 
 def test_an_op_is_copied_and_may_be_changed_before_and_after() -> None:
@@ -242,7 +242,7 @@ def test_a_number_takes_the_dtype_that_it_meets_and_is_rounded_once(dtype: str) 
 
 def test_bf16_is_rounded_once_and_not_by_way_of_f32() -> None:
     g = og.Graph()
-    g.add_op("Add", g.input("x", "bf16"), 1 + 2**-8 + 2**-40)  # just above the middle of two bf16
+    g.add_op("Add", g.input("x", "bf16"), 1 + 2**-8 + 2**-40)  # just above the middle of two bf16 numbers
     assert float(g.constants[0].data[()]) == 1 + 2**-7  # type: ignore[index]
 
 
@@ -419,7 +419,7 @@ def test_an_empty_graph_finalizes() -> None:
     assert (g.inputs, g.outputs, g.ops, g.get_partitions()) == ((), (), (), [])
 
 
-# -- whatever fails leaves the graph as it was ----------------------------------------------------------------------
+# -- a failed call does not change the graph ------------------------------------------------------------------------
 
 
 def base() -> og.Graph:
@@ -546,7 +546,7 @@ def test_a_name_that_a_value_without_one_goes_by_is_refused_as_well() -> None:
 def test_a_graph_is_finalized_once_everything_else_is_there() -> None:
     class Watched(og.Graph):
         def __setattr__(self, name: str, value: Any) -> None:
-            if name == "_order" and value is not None:  # from here on other threads take it as finalized
+            if name == "_order" and value is not None:  # from here on other threads treat it as finalized
                 seen.append((self._outputs, self._tables.tensors[y.id].dims, self.consumers(x.id)))
             super().__setattr__(name, value)
 
@@ -578,7 +578,7 @@ def test_a_deep_graph_needs_no_recursion() -> None:
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, np.int32, np.uint32])
 @pytest.mark.parametrize("dtype", ["bf16", "f8_e5m2"])
 def test_whole_numbers_are_rounded_once(kind: Any, dtype: str) -> None:
-    # halfway between two numbers of the dtype, one more and one less: by way of a float all three are halfway
+    # Halfway between two numbers of the dtype, one more and one less; by way of a float all three would be halfway.
     bits = {"bf16": 8, "f8_e5m2": 3}[dtype]
     places = range(1, min(np.iinfo(kind).bits - bits, 62 - bits) if dtype == "bf16" else 13)
     low = [(2**bits - 2) << place for place in places]
@@ -587,9 +587,7 @@ def test_whole_numbers_are_rounded_once(kind: Any, dtype: str) -> None:
     for sign in (1, -1) if np.iinfo(kind).min else (1,):
         made = og.Graph().constant("k", np.array([sign * n for n in numbers], kind), dtype=dtype)
         assert made.data is not None
-        exact = [
-            place > 1 for place in places for _ in range(3)
-        ]  # there the numbers beside it are numbers of the dtype
+        exact = [place > 1 for place in places for _ in range(3)]  # there the neighbours are numbers of the dtype
         got = made.data.astype(np.float64).tolist()
         assert [g for g, e in zip(got, exact, strict=True) if e] == [
             sign * n for n, e in zip(want, exact, strict=True) if e

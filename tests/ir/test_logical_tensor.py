@@ -155,7 +155,7 @@ def test_a_host_scalar_of_another_dtype_is_refused(dtype: str) -> None:
         og.LogicalTensor(0, dtype, (), property="host_scalar")
 
 
-# -- what is taken, what is refused -------------------------------------------------------------------------------
+# -- accepted and refused values ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dims", [[2, 3], np.array([2, 3]), (np.int64(2), np.uint8(3)), iter((2, 3)), range(2, 4)])
@@ -234,7 +234,7 @@ def test_a_read_only_array_on_a_buffer_that_somebody_writes_to_is_copied(how: st
 
 
 class _Exporter:
-    """An object of some library whose memory NumPy reads."""
+    """An object of another library whose memory NumPy reads."""
 
     def __init__(self, memory: bytearray) -> None:
         self.memory = memory

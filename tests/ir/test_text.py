@@ -1,4 +1,4 @@
-"""The text form: `parse(str(g)) == g`, for every graph; and what cannot be read is refused by line."""
+"""The text form: `parse(str(g)) == g` for every graph; unreadable texts are refused with the line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RELAXED = settings(
 
 
 def large_constants(g: og.Graph) -> dict[str, np.ndarray]:
-    """By what the text calls them."""
+    """The constants that the text prints as a hash, by their names in the text. A text is read with them."""
     by_hash = {f"sha256:{constant_digest(t)}": t.data for t in g.constants if t.data is not None}
     lines = [line.split(" = ") for line in str(g).split("\n") if line.endswith(tuple(by_hash))]
     called = [(re.match(r'  const ("(?:[^"\\]|\\.)*"|[^:]+):', line[0]), line[-1]) for line in lines]
@@ -104,7 +104,7 @@ def test_every_bit_pattern_of_a_constant_reads_back(dtype: str) -> None:
 
 
 def test_the_shortest_digits_of_f32_are_not_rounded_twice() -> None:
-    # 1 + 2**-24 is the middle of two f32: digits just above it, read as f64, may fall onto it.
+    # 1 + 2**-24 is the middle of two f32 numbers: digits just above it, read as f64, may round to it.
     values = [np.float32(v) for v in (0.1, 16777216.0, 1e-45, 3.4028235e38, 7.038531e-26)]
     values += [np.float32(math.ldexp(8388609 + 2 * i, e)) for i in range(200) for e in range(-149, 104, 23)]
     assert all(np.float32(float(number_text(v))) == v for v in values)
@@ -176,7 +176,7 @@ def test_layout_property_and_strides_of_a_constant_are_kept(form: dict[str, Any]
     assert (read.layout, read.property, read.strides) == (c.layout, c.property, c.strides)
     g = og.Graph()
     g.add_op(og.Op(0, "Add", [x, c], [y]))
-    g.output(y, c)  # they count where two graphs are compared
+    g.output(y, c)  # outputs are compared between two graphs
     assert read_back(g.finalize()) == g
 
 

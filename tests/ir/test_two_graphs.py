@@ -1,4 +1,4 @@
-"""A tensor of one graph is refused by another, however the graphs came about; copies of a graph share their tensors."""
+"""A tensor of one graph is refused by another, whatever their origin; copies of a graph share their tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def composed(name: str = "x") -> og.Graph:
     return g
 
 
-#: What copies are made of; it must live, or messages cannot name it.
+#: The original of the copies; it must stay alive, or messages cannot name it.
 ORIGINAL = composed()
 
 
@@ -34,7 +34,7 @@ def unpickled() -> og.Graph:
 
 
 def numbered() -> og.Graph:
-    """oneDNN's way."""
+    """The same graph, built as in oneDNN."""
     g = og.Graph()
     tensors = [og.LogicalTensor(i, "f32", (2,)) for i in range(4)]
     g.add_op(og.Op(0, "Add", tensors[:2], [tensors[2]]))
@@ -48,7 +48,7 @@ def with_outputs_set() -> og.Graph:
     return g
 
 
-#: What a tensor may come from.
+#: Origins of a tensor.
 SOURCES: dict[str, Callable[[], og.Graph]] = {
     "composed": composed,
     "finalized": lambda: composed().finalize(),
@@ -128,7 +128,7 @@ def test_a_copy_takes_what_it_holds_and_refuses_what_came_later(way: str) -> Non
 def test_values_that_the_caller_numbers_are_free_and_an_op_is_wired_by_ids() -> None:
     a, b = numbered(), numbered()
     of_a = a.ops[-1].outputs[0]
-    b.add_op(og.Op(2, "Abs", [of_a], [og.LogicalTensor(9, "f32", (2,))]))  # tensor 3 of b, as oneDNN reads it
+    b.add_op(og.Op(2, "Abs", [of_a], [og.LogicalTensor(9, "f32", (2,))]))  # tensor 3 of b, by its id as in oneDNN
     assert b.ops[-1].inputs[0].id == 3 and len(b.inputs) == 2
     new = og.LogicalTensor(7, "f32", (2,))
     assert b.add_op("Exp", new).dims == (2,) and b.inputs[-1].id == 7

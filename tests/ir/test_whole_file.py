@@ -1,4 +1,4 @@
-"""Text files appear whole or not at all, wherever they are written to."""
+"""Text files are written completely or not at all, at any path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 
 def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
-    """Root may rename a file over /dev/null."""
+    """Root could otherwise rename a file over /dev/null."""
     try:
         os.mknod(device := tmp_path / "null", 0o666 | stat.S_IFCHR, os.stat(os.devnull).st_rdev)
         device.write_text("")

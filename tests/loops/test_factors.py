@@ -1,4 +1,4 @@
-"""Sums of products with a factor of the row: rewritten where that saves a walk, left alone everywhere else."""
+"""Sums of products with a factor of the row: rewritten where that saves a pass, and unchanged everywhere else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import opgraph as og
 from opgraph.loops.hoist_factors import without_row_factors
 from opgraph.loops.text import parse_loop
 
-#: x0 and x1 of each element, x2 of each row; t0 and t1 are numbers for a row that are known late.
+#: x0 and x1 of each element, x2 of each row; t0 and t1 are numbers of a row that are computed late.
 HEAD = """loop(parallel *, reduce -1)
   x0 = load f32
   x1 = load f32
@@ -41,7 +41,7 @@ BEFORE = ["t0: f32 = ReduceSum(x0)", "t1: f32 = Sqrt(t0)"]
     ids=("times", "the other way round", "by"),
 )
 def test_a_factor_of_the_row_comes_after_the_sum(product: tuple[str, ...], then: tuple[str, ...]) -> None:
-    """And the product, which nobody reads any more, is gone."""
+    """The product, which is no longer read, is removed."""
     assert changed(*product, "t3: f32 = ReduceSum(t2)", "store f32 t3 per row") == [*BEFORE, *then]
 
 

@@ -1,4 +1,4 @@
-"""The order in which a loop goes over its elements: that of memory, whatever the order of the axes."""
+"""The order in which a loop walks its elements: memory order, for any order of the axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What oneDNN's own API tests check (tests/gtests/graph/api), beyond tests/onednn/test_lifecycle.py; numbers as there.
+"""The checks of oneDNN's own API tests (tests/gtests/graph/api) beyond tests/onednn/test_lifecycle.py; same numbers.
 
 Where opgraph is stricter, or leaves something out on purpose, the test says so; specs/onednn.md lists it.
 """
@@ -32,7 +32,7 @@ def lt(id: int, dims: Any = (4, 8), dtype: str = "f32", **keywords: Any) -> og.L
 
 
 def cuda(index: int) -> og.Engine:
-    """A GPU's engine where there need not be a GPU."""
+    """A GPU's engine that needs no GPU."""
     engine = object.__new__(og.Engine)
     object.__setattr__(engine, "kind", "cuda")
     object.__setattr__(engine, "index", index)
@@ -110,7 +110,7 @@ def test_04_the_property_is_kept_and_variable_where_none_is_given() -> None:
 def test_05_a_host_scalar_is_an_operand_read_from_host_memory(dtype: str) -> None:
     g = og.Graph()
     x, a = lt(0, dtype="f32" if dtype == "f32" else "s32"), lt(1, (), dtype, property="host_scalar")
-    if dtype == "s64":  # no pointwise op of oneDNN's takes s64 beside another dtype: Dropout's seed does
+    if dtype == "s64":  # oneDNN's pointwise ops take no s64 with another dtype, except Dropout's seed
         p = lt(3, (), "f32", property="host_scalar")
         g.add_op(og.Op(0, "Dropout", [lt(0), a, lt(4, (), "s64", property="host_scalar"), p], [lt(2)]))
         given = {0: np.ones((4, 8), np.float32), 1: np.array(1), 4: np.array(2), 3: np.array(0.5, np.float32)}
@@ -146,7 +146,7 @@ def test_08_quantization_to_f8_is_supported() -> None:
 
 
 def test_10_fpmath_is_strict_and_every_other_mode_is_refused_by_name() -> None:
-    """Left out: oneDNN keeps any mode. A file that allows one is loaded, and computed as strict."""
+    """Left out: oneDNN keeps any mode. A file with another mode is loaded, and computed as strict."""
     assert og.Graph().fpmath == "strict" and og.Graph(fpmath="strict").fpmath == "strict"
     for mode in ("bf16", "f16", "tf32", "any"):
         with pytest.raises(Unimplemented, match=f"fpmath mode '{mode}'"):
@@ -166,7 +166,7 @@ def matmul_relu() -> og.Graph:
 
 
 def test_11_policies_may_change_from_call_to_call() -> None:
-    """Other than in oneDNN, where MatMul and ReLU are one: MatMul is a library's, and ReLU its own kernel."""
+    """Unlike oneDNN, where MatMul and ReLU are one partition: MatMul runs in a library, and ReLU is a kernel."""
     g = matmul_relu()
     kinds = [[p.kind for p in g.get_partitions(policy)] for policy in ("fusion", "debug", "fusion")]
     assert kinds == [["library", "fused"]] * 3
@@ -194,7 +194,7 @@ def test_12_wildcard_is_a_partition_that_nobody_runs() -> None:
 
 
 def test_12_ports_are_listed_once_in_order_of_first_use() -> None:
-    """Other than in oneDNN, which lists one for each use: x sigmoid(x) has the input port x twice there."""
+    """Unlike oneDNN, which lists one for each use: there x sigmoid(x) has the input port x twice."""
     part = only(swish())
     assert [t.id for t in part.input_ports] == [0] and [t.id for t in part.output_ports] == [2]
 
@@ -208,7 +208,7 @@ def test_13_logical_tensors_in_any_order_with_others_and_repeats() -> None:
     part = only(g.finalize())
     for inputs in itertools.permutations([lt(3), lt(5), lt(77)]):
         part.compile([*inputs, lt(5)], [lt(8), lt(9, None)], ENGINE)
-    cp = part.compile((lt(i) for i in (3, 5)), {9: lt(9, None)}.values(), ENGINE)  # whatever can be walked
+    cp = part.compile((lt(i) for i in (3, 5)), {9: lt(9, None)}.values(), ENGINE)  # any iterable
     assert cp.query_logical_tensor(9).dims == (4, 8)
 
 
@@ -229,7 +229,7 @@ def test_14_elementwise_partitions_report_their_pair(kind: str) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_14_every_reported_pair_may_share_its_memory(seed: int) -> None:
-    """Of random partitions with rows, sums and several results: the bits are those of separate memory."""
+    """Random partitions with rows, sums and several results: the bits are those of separate memory."""
     g = row_graph(seed, "f32")
     extents = [max(e, 1) for e in sizes(seed, 4)]
     rng = np.random.default_rng(seed)
@@ -259,7 +259,7 @@ def test_14_matmul_reports_no_pair() -> None:
 
 
 def test_14_a_convolution_reports_no_pair_and_what_is_added_to_it_one() -> None:
-    """As in oneDNN, whose kernel for both adds to the memory of the other operand; here the sum is a kernel beside."""
+    """As in oneDNN, whose kernel for both adds to the other operand's memory; here the sum is a separate kernel."""
     g = og.parse(f"graph(x: f32[2,4,6,6], w: f32[4,4,3,3], z: f32[2,4,6,6]) -> (y)\n a = Convolution(x, w, {_CONV})\n"
                  " y = Add(a, z)").finalize()  # fmt: skip
     pairs = [p.compile(p.input_ports, p.output_ports, ENGINE).inplace_ports() for p in g.get_partitions()]
@@ -295,7 +295,7 @@ def test_15_what_was_compiled_is_found_again(cache: PartitionCache) -> None:
 
 
 def test_15_ids_and_names_do_not_matter(cache: PartitionCache) -> None:
-    """Better than oneDNN, whose key holds them: there a rebuilt graph is compiled anew."""
+    """Better than oneDNN, whose key contains them, so that a rebuilt graph is compiled again."""
     assert hits(cache, swish(), swish(100, "other"), swish(7, "third")) == 2
     x = np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8)
     y = np.empty_like(x)
@@ -306,7 +306,7 @@ def test_15_ids_and_names_do_not_matter(cache: PartitionCache) -> None:
 
 
 def variants() -> dict[str, og.Graph]:
-    """Partitions that compute different things, or on different tensors."""
+    """Partitions with different computations, or different tensors."""
 
     def unary(kind: str, dims: Any = (4, 8), dtype: str = "f32", **attrs: Any) -> og.Graph:
         g = og.Graph()
@@ -395,7 +395,7 @@ def test_15_threads_may_compile_at_once(cache: PartitionCache) -> None:
 
 
 def test_15_a_hit_takes_a_tenth_of_a_miss_for_the_same_graph_and_for_a_rebuilt_one(cache: PartitionCache) -> None:
-    """The real library takes 41 us, and compiles a rebuilt graph anew. The best of many: the machine may be busy."""
+    """The real library takes 41 us, and compiles a rebuilt graph again. The best of many: the machine may be busy."""
     first = only(swish())
     rebuilt = [only(swish(first_id, str(first_id))) for first_id in range(10, 610, 3)]
     ports = [(part, part.input_ports, part.output_ports) for part in [first] * 200 + rebuilt]
@@ -409,14 +409,14 @@ def test_15_a_hit_takes_a_tenth_of_a_miss_for_the_same_graph_and_for_a_rebuilt_o
 
 
 def test_15_a_hit_takes_few_steps(cache: PartitionCache) -> None:
-    """Counted in lines of Python, which no load of the machine changes."""
+    """Counted in lines of Python, which do not depend on the machine's load."""
     part, rebuilt = only(swish()), only(swish(50, "b"))
     part.compile(part.input_ports, part.output_ports, ENGINE)
     assert _lines(part) <= 60 and _lines(rebuilt) <= 120
 
 
 def _lines(part: og.Partition) -> int:
-    """Lines of Python that compiling a partition executes."""
+    """The number of Python lines that compiling a partition executes."""
     ins, outs, count = part.input_ports, part.output_ports, 0
 
     def trace(frame: types.FrameType, event: str, arg: object) -> Any:
@@ -433,7 +433,7 @@ def _lines(part: og.Partition) -> int:
     return count
 
 
-# -- 16 to 18: what is left out ---------------------------------------------------------------------------------------
+# -- 16 to 18: parts left out -----------------------------------------------------------------------------------------
 
 
 def test_16_to_18_there_are_no_constant_caches_dump_modes_and_tensor_objects() -> None:
@@ -467,7 +467,7 @@ def test_19_streams_of_others_are_wrapped(handle: object) -> None:
     assert og.Stream(cuda(0), handle).handle is handle
 
 
-# -- rules by name, and what was matched (verbose) --------------------------------------------------------------------
+# -- rules by name, and matches (verbose) -----------------------------------------------------------------------------
 
 
 def test_a_rule_is_switched_off_by_its_name() -> None:
@@ -494,7 +494,7 @@ def test_explain_says_what_was_matched_under_each_policy() -> None:
     assert all("swish" not in row.why for row in g.explain(disable=("swish",)).ops)
 
 
-# -- 21: what compiles ------------------------------------------------------------------------------------------------
+# -- 21: compilation --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("padding", list(itertools.product((0, 1), (0, 2))), ids=str)
@@ -539,7 +539,7 @@ _BN = 'epsilon=0.001, data_format="NCX"'
     ],
 )
 def test_21_what_onednns_tests_compile_compiles_runs_and_is_right(lines: str) -> None:
-    """Partition by partition, beside the reference in float64."""
+    """Partition by partition, against the reference in float64."""
     g = og.parse(
         f"graph(x: f32[2,4,6,6], z: f32[2,4,6,6], w: f32[4,4,3,3], v: f32[4], s: f32[2,4,6,6]) -> (y)\n {lines}"
     ).finalize()

@@ -1,4 +1,4 @@
-"""What makes a library faithful to oneDNN Graph, as far as no other test says it; specs/onednn.md lists it all."""
+"""Properties of a faithful oneDNN Graph library that no other test checks; specs/onednn.md lists all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""oneDNN's graph files in and out: what a file says is what the graph is, and what is written again."""
+"""oneDNN's graph files, read and written: the graph equals the file, and is written back unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opgraph.onednn.entries import is_onednn, op_entry
 from opgraph.onednn.record import FileRecord
 from opgraph.onednn.repair import repaired
 
-#: Whose scales are put along another axis.
+#: Files whose scales are moved to another axis.
 REPAIRED = {"pattern/int8/int8_convtranspose_post_ops_add_fusion.json"}
 SCHEMA = path_of("..").resolve() / "onednn-opschema.json"
 
@@ -74,7 +74,7 @@ def test_dump_gives_back_the_file_that_was_loaded(name: str, tmp_path: Path) -> 
 @needs_files
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_the_graph_is_what_the_file_says(name: str) -> None:
-    """Beside the record: the ops, tensors and attributes that stand in the graph are the file's."""
+    """Apart from the record, the graph's ops, tensors and attributes are those of the file."""
     content, graph = content_of(name), graph_of(name)
     ops = {o.id: o for o in graph.ops}
     assert len(ops) == len(content["graph"])
@@ -101,7 +101,7 @@ def _as_read(type_: str, value: Any) -> Any:
 
 @needs_files
 def test_the_record_beside_the_graph_is_small() -> None:
-    """Most ops are written from the graph alone: the record is no copy of the file."""
+    """Most ops are written from the graph alone, so the record is no copy of the file."""
     kept = sum(len(graph_of(n).source.entries) for n in RUNNABLE)  # type: ignore[union-attr]
     assert kept < 0.25 * sum(len(graph_of(n)) for n in RUNNABLE)
 
@@ -120,7 +120,7 @@ def test_kinds_of_onednn_are_those_of_its_schemas() -> None:
     assert {record.kind for record in all_ops() if is_onednn(record)} == kinds
 
 
-# -- what files may say ---------------------------------------------------------------------------------------------
+# -- valid contents of files ----------------------------------------------------------------------------------------
 
 
 def test_a_file_is_a_graph_of_named_tensors(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_marks_of_a_partitioned_dump_are_kept_and_not_read(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", ["bf16", "f16", "tf32", "any"])
 def test_a_fpmath_mode_is_an_allowance_that_is_not_used(mode: str, tmp_path: Path) -> None:
-    """Strict arithmetic is allowed under every mode: the numbers are those of the strict graph, bit for bit."""
+    """Strict arithmetic is allowed in every mode: the results are those of the strict graph, bit for bit."""
     ops = [
         op(0, "MatMul", [tensor(0, (64, 96)), tensor(1, (96, 32))], [tensor(2, (64, 32))]),
         op(1, "Sigmoid", [tensor(2, (64, 32))], [tensor(3, (64, 32))]),
@@ -240,7 +240,7 @@ def test_the_files_of_another_fpmath_mode_say_so_and_are_computed_as_strict() ->
 
 
 def test_scales_of_grouped_weights_are_put_along_the_axis_that_has_them(tmp_path: Path) -> None:
-    """One for each group, along an axis of one: known from oneDNN's own int8_convtranspose_post_ops_add_fusion."""
+    """One scale for each group, along an axis of size 1, as in oneDNN's own int8_convtranspose_post_ops_add_fusion."""
     given = {"axis": ("s64", 1), "qtype": ("string", "per_channel"), "zps": ("s64[]", [0] * 4)}
     scales = [0.5, 1.0, 2.0, 4.0]
     weights = op(0, "Dequantize", [tensor(0, (8, 1, 3, 3), dtype="s8")], [tensor(1, (8, 1, 3, 3))],
@@ -267,7 +267,7 @@ def test_names_of_ops_come_back_and_keep_to_one_line(name: str, tmp_path: Path) 
     assert dumped(tmp_path, g)["graph"] == [entry]
 
 
-# -- graphs that come from elsewhere --------------------------------------------------------------------------------
+# -- graphs of other origins ----------------------------------------------------------------------------------------
 
 
 def test_a_graph_that_was_built_is_written_and_read_back(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_what_opgraph_adds_to_a_kind_is_left_out_where_it_says_nothing(kind: str
 
 @needs_files
 def test_what_is_written_of_each_kind_are_the_attributes_of_its_schema() -> None:
-    """Of the ops of all files and of their gradients."""
+    """Checks the ops of all files and of their gradients."""
     schemas = {s["kind"]: s for s in json.loads(SCHEMA.read_text())}
     written_kinds: set[str] = set()
     for name in RUNNABLE:
@@ -336,7 +336,7 @@ def _with(build: Any) -> og.Graph:
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_an_input_that_is_an_output_stays_one_and_keeps_its_place(is_read: bool, tmp_path: Path) -> None:
-    """One that nobody reads was lost with its output; the other's output came last."""
+    """An unused one used to be lost with its output; the output of a used one used to come last."""
     g = og.Graph()
     x, z = g.input("x", shape=(4,)), g.input("z", shape=(5,))
     y = g.add_op("Abs", x)

@@ -1,4 +1,4 @@
-"""How oneDNN's graph files are cut, beside the partition counts of the real library (3.13.2) for them."""
+"""The partitions of oneDNN's graph files, compared with the counts of the real library (3.13.2)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from opgraph.ir.opdef import find
 
 pytestmark = needs_files
 
-#: Families whose ops one kernel can hold: one pass over elements, or over rows.
+#: Families of ops that one kernel can contain: one pass over elements, or over rows.
 FUSIBLE = ("pointwise", "sum", "reduction", "norm")
 
-#: Files that have more partitions than the real library makes of them. To shrink: one that no longer has fails.
+#: Files with more partitions than in the real library. The list must shrink: a file that no longer has more fails.
 MORE_THAN_THE_LIBRARY: set[str] = set()
 
 
@@ -31,7 +31,7 @@ def kinds(name: str) -> set[str]:
 
 
 def is_of_rows(name: str) -> bool:
-    """Whether all ops of a file are pointwise, reductions, softmax or norms."""
+    """True if all ops of a file are pointwise, reductions, softmax or norms."""
     families = [record.family for kind in kinds(name) if (record := find(kind)) is not None]
     return len(families) == len(kinds(name)) and set(families) <= {*FUSIBLE, "structural"}
 
@@ -63,13 +63,14 @@ def test_a_file_of_pointwise_ops_is_one_kernel(name: str) -> None:
 
 # -- neighbours -----------------------------------------------------------------------------------------------------
 #
-# Two neighbours that kernels can hold are in one partition, whatever the file, but where the graph itself forbids it: a
-# way from the one partition to the other leads through an op that no kernel holds (both in one would be a cycle), or a
+# In every file, two neighbours that kernels can contain are in one partition, unless the graph forbids it: a path
+# between the partitions leads through an op that no kernel contains (both in one would be a cycle), or a total over one
+# shape is read in a loop over another (it is complete only after its own loop has ended).
 # total over one shape is read in a loop over another (it is whole only when its own loop has ended).
 
 
 def is_held(op: og.Op) -> bool:
-    """Whether kernels can hold an op, by its record; of quantization, between dtypes with arithmetic, by one scale."""
+    """True if kernels can contain an op, by its record; quantization only between arithmetic dtypes, by one scale."""
     if family(op) == "quantization":
         stored = {t.dtype for t in (*op.inputs, *op.outputs)} - set(dtypes.ARITHMETIC)
         scales = op.attrs.get("scales")
@@ -78,13 +79,13 @@ def is_held(op: og.Op) -> bool:
 
 
 def space(part: og.Partition) -> tuple[int, ...]:
-    """The largest shape in a partition: that of its loop."""
+    """The largest shape in a partition, which is that of its loop."""
     shapes = [t.shape for op in part.ops for t in (*op.inputs, *op.outputs) if t.has_known_shape]
     return max(shapes, key=math.prod, default=())
 
 
 def is_total(part: og.Partition, tensor: og.LogicalTensor) -> bool:
-    """Whether a value depends on a reduction inside the partition that makes it."""
+    """True if a value depends on a reduction inside the partition that makes it."""
     made = {t.id: op for op in part.ops for t in op.outputs}
     waiting, seen = [tensor.id], {tensor.id}
     while waiting:
@@ -99,12 +100,12 @@ def is_total(part: og.Partition, tensor: og.LogicalTensor) -> bool:
 
 
 def apart_without_need(graph: og.Graph) -> list[str]:
-    """Edges between ops that kernels can hold, of two partitions that could be one."""
+    """Edges between ops that kernels can contain, whose two partitions could be one."""
     parts = graph.get_partitions()
-    # What the partitioner had to go around: ops that no kernel holds, one by one, and not as libraries take them.
+    # Obstacles for the partitioner: ops that no kernel contains, as single ops, not as a library groups them.
     node_of = {op.id: (part.id, 0 if part.kind == "fused" else op.id) for part in parts for op in part.ops}
-    before: dict[tuple[int, int], set[tuple[int, int]]] = {}  # by node: all that it depends on
-    around: dict[tuple[int, int], set[tuple[int, int]]] = {}  # those of them that lead to it through a library op too
+    before: dict[tuple[int, int], set[tuple[int, int]]] = {}  # for each node, all nodes that it depends on
+    around: dict[tuple[int, int], set[tuple[int, int]]] = {}  # those that also lead to it through a library op
     for part in parts:
         for node in dict.fromkeys(node_of[op.id] for op in part.ops):
             ops = [op for op in part.ops if node_of[op.id] == node]
@@ -132,13 +133,13 @@ def test_neighbours_that_kernels_can_hold_are_one_partition_unless_the_graph_for
 
 
 def test_neighbours_are_apart_without_need_where_every_op_is_alone() -> None:
-    """So the test above does see neighbours in most files."""
+    """This shows that the test above finds neighbours in most files."""
     debug = {name: _Debug(graph_of(name)) for name in RUNNABLE}
     assert sum(bool(apart_without_need(graph)) for graph in debug.values()) > len(RUNNABLE) / 2  # type: ignore[arg-type]
 
 
 class _Debug:
-    """A graph cut so that every op is alone."""
+    """A graph with a separate partition for each op."""
 
     def __init__(self, graph: og.Graph) -> None:
         self.ops, self.producer = graph.ops, graph.producer

@@ -19,7 +19,7 @@ from onednn_shrink import work_of
 import opgraph as og
 from opgraph.ir.logical_tensor import port_name
 
-#: Elements, and a hundredth of the products, that a file may take.
+#: The largest work of a file: its elements, plus a hundredth of its products.
 SMALL = 3e5
 
 
@@ -39,7 +39,7 @@ def test_a_file_runs_and_agrees_with_float64(name: str) -> None:
     parts = executed(graph, feeds)
     for id, array in whole(graph, feeds).items():
         np.testing.assert_array_equal(array, parts[id])
-        # Of a single op the attributes may leave one value: a Clamp from 0 to 0.
+        # For a single op the attributes may leave only one value: a Clamp from 0 to 0.
         assert array.size < 16 or len(graph) == 1 or len(np.unique(array)) > 1, "one value says little"
 
 
@@ -90,7 +90,7 @@ def test_thresholds_are_those_of_benchdnn(kind: str, dtype: str, allowed: float)
 def test_the_rule_refuses_what_is_off_by_more_and_takes_what_is_off_by_less(kind: str) -> None:
     op = one_op(kind)
     exact = np.linspace(1, 2, 4096)
-    limit = max(threshold(op, "f32"), 2e-5 if kind == "Abs" else 0.0)  # elementwise: by the absolute error as well
+    limit = max(threshold(op, "f32"), 2e-5 if kind == "Abs" else 0.0)  # elementwise ops: also by the absolute error
     for factor, right in ((0.4, True), (3.0, False)):
         got = (exact * (1 + factor * limit)).astype(np.float32)
         assert (wrong(got, exact, op, 0, [op]) == "") is right

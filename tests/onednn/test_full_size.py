@@ -1,4 +1,4 @@
-"""The script that runs graph files at their own sizes: what it says, and that its limits hold."""
+"""The script that runs graph files at their own sizes: its output, and its limits."""
 
 from __future__ import annotations
 

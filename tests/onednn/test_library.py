@@ -1,4 +1,4 @@
-"""Beside oneDNN's real library (3.2, the wheel of the extra `onednn`): the same f32 results, and no more partitions."""
+"""Compares with oneDNN's real library (3.2, the wheel of the extra `onednn`): same f32 results, no more partitions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ try:
 except DeviceError as missing:
     pytest.skip(f"oneDNN's library is not usable here: {missing.what}", allow_module_level=True)
 
-#: What this old version of the library does not do, or not rightly.
+#: Features that this old version of the library lacks, or has wrong.
 NOT_IN_3_2 = {
     "op/f32/gelu.json": "no attribute mode",
     "op/f32/genindex.json": "no kind GenIndex",
@@ -77,11 +77,11 @@ def test_f32_files_give_what_the_real_library_gives(name: str, library: Library)
         assert wrong(ours[tensor.id], expected, op, index, graph.ops, graph.ops) == ""
 
 
-# -- patterns, as facts about both ------------------------------------------------------------------------------------
+# -- patterns, with the partitions of both ----------------------------------------------------------------------------
 
 
 def graph(*steps: tuple[Any, ...], dims: tuple[int, ...] = (4, 8)) -> og.Graph:
-    """Ops by kind and inputs; values are called x, z, u (inputs) and by the numbers of the steps."""
+    """A graph of ops by kind and inputs; values are x, z, u (inputs) and the numbers of the steps."""
     g = og.Graph()
     values: dict[Any, og.LogicalTensor] = {}
     for index, (kind, *inputs) in enumerate(steps):
@@ -195,7 +195,7 @@ def test_what_it_does_not_take_is_refused_by_name(library: Library) -> None:
 
 
 def test_there_is_one_openmp_runtime_beside_torch(library: Library) -> None:
-    """Two would both spin: the library asks for libgomp.so.1 by its name, and gets the one that is loaded."""
+    """Two runtimes would both spin. The library loads libgomp.so.1 by its name, and gets the one that is loaded."""
     pytest.importorskip("torch")
     maps = Path("/proc/self/maps").read_text().splitlines()
     assert len({line.split()[-1] for line in maps if line.endswith(("libgomp.so.1", "libgomp.so.1.0.0"))}) == 1

@@ -412,7 +412,7 @@ def test_19_two_compiled_partitions_run_interleaved() -> None:
 
 def test_19_a_stream_of_another_engine_is_refused() -> None:
     cp = only(swish()).compile([lt(0)], [lt(2)], ENGINE)
-    cuda = object.__new__(og.Engine)  # there need not be a GPU to be refused
+    cuda = object.__new__(og.Engine)  # no GPU is needed for the refusal
     object.__setattr__(cuda, "kind", "cuda")
     object.__setattr__(cuda, "index", 0)
     for stream in (og.Stream(cuda), ENGINE, None):

@@ -1,4 +1,4 @@
-"""oneDNN's 88 schemas against the records: every difference is found, and is one that is listed with its reason."""
+"""oneDNN's 88 schemas against the records: every difference is found, and listed with its reason."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def record_of(schema: dict[str, Any]) -> OpDef:
 
 
 def differences(schema: dict[str, Any]) -> Iterator[Difference]:
-    """Everything that a record says otherwise than oneDNN's schema."""
+    """All differences between a record and oneDNN's schema."""
     record = record_of(schema)
     yield from ports(schema, "inputs", record.inputs, record)
     yield from ports(schema, "outputs", record.outputs, record)
@@ -72,7 +72,7 @@ def ports(schema: dict[str, Any], what: str, own: tuple[Port, ...], record: OpDe
 
 
 def one_dtype(schema: dict[str, Any], what: str, own: tuple[Port, ...], record: OpDef) -> Iterator[Difference]:
-    """Ports that must have one dtype there and not here, or the other way round."""
+    """Ports that must have one dtype in oneDNN and not here, or vice versa."""
     first = [(p["name"], p["type"]) for p in (*schema["inputs"], *schema["outputs"])]
     mine = {p.name: p.type for p in (*record.inputs, *record.outputs)}
     for i, (a, x) in enumerate(first if what == "inputs" else []):
@@ -97,7 +97,7 @@ def attributes(schema: dict[str, Any], record: OpDef) -> Iterator[Difference]:
             yield Difference(record.kind, f"attribute {name} is {attr.type}, not {NAMES[type_]}")
         if attr.required != (need == "req"):
             yield Difference(record.kind, f"attribute {name} is {'' if attr.required else 'not '}required")
-        if "//" in text:  # what follows it was cut off with a comment
+        if "//" in text:  # the text after it was cut off with a comment
             continue
         default, choices = stated(text, attr)
         if default != attr.default:
@@ -109,7 +109,7 @@ def attributes(schema: dict[str, Any], record: OpDef) -> Iterator[Difference]:
 
 
 def stated(text: str, attr: Attr) -> tuple[Any, list[str]]:
-    """The default and the choices in the words of the C++ source."""
+    """The default and the choices, read from the C++ source text."""
     words = re.findall(r'"([^"]*)"', text)
     if attr.type == "string":
         in_braces = "{" in text
@@ -124,7 +124,7 @@ def stated(text: str, attr: Attr) -> tuple[Any, list[str]]:
     return None if number is None else float(number[0]) if attr.type == "f32" else int(number[0]), []
 
 
-# -- constraints: what each of them refuses, refused ------------------------------------------------------------------
+# -- constraints: calls that each of them refuses ---------------------------------------------------------------------
 
 PADS = 'strides=[1], pads_begin=[-1], pads_end=[0], {}data_format="NCX"'
 _CONV = PADS.format("dilations=[1], ")
@@ -202,7 +202,7 @@ REFUSED: dict[str, dict[str, list[str]]] = {
         for kind, w in (("ConvolutionBackwardWeights", "OIX"), ("ConvTransposeBackwardWeights", "IOX"))
     },
 }
-#: What the message of each refusal names, so that nothing else was refused.
+#: A part of each refusal's message, to make sure that the refusal is the right one.
 SAYS = {
     "check_pads": "pads_begin",
     "check_maxpool_dilations": "dilations",
@@ -233,7 +233,7 @@ def is_refused(line: str, says: str) -> bool:
     declared = ", a, b, d, e" if "outputs" in result else f": {result.split(' to ')[-1]}[*]" if result else ""
     try:
         og.parse(f"graph({INPUTS}) -> (y)\n  y{declared} = {call}")
-    except errors.InvalidArguments as error:  # a line that cannot be read refuses nothing
+    except errors.InvalidArguments as error:  # a line that cannot be parsed tests no refusal
         raise AssertionError(f"{line}: {error}") from None
     except errors.OpGraphError as error:
         assert re.search(says, error.what), f"{line}: {error}"

@@ -1,4 +1,4 @@
-"""A graph file is untrusted input: whatever it holds, loading ends in a graph or in an error of three lines."""
+"""A graph file is untrusted input: loading always ends in a graph or in an error of three lines."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_place_in_the_file_is_named(tmp_path: Path) -> None:
     unknown = {"nope": {"type": "s64", "value": 1}}
     for change in ({"kind": "Abbs"}, {"attrs": unknown}, {"id": 0}, {"inputs": []}):
         assert ": graph[1]: " in refusal(tmp_path, document(op(0), {**wrong, **change})).where
-    # What only the whole graph shows: by the op's name, where it is the only one of that name.
+    # Errors of the whole graph: by the op's name, if it is unique.
     other = op(2, inputs=[tensor(2, (4,))], outputs=[tensor(3, (5,))], name="b")
     assert ": graph[2]: Abs" in refusal(tmp_path, document(op(0), wrong, other)).where
     same = [op(i, inputs=[tensor(i)], outputs=[tensor(i + 1, (4 + i,))], name="twice") for i in range(2)]
@@ -209,7 +209,7 @@ def test_names_from_the_file_do_not_break_the_three_lines(tmp_path: Path) -> Non
 
 
 def grouped(axis: int = 1, **changes: Any) -> dict[str, Any]:
-    """A document with the one thing that is repaired; `changes` are of entries of the file, by a path into it."""
+    """A document with the one construct that is repaired; `changes` replace entries of the file, by a path into it."""
     scales = {"type": "f32[]", "value": [0.5, 1.0, 2.0, 4.0]}
     given = {"qtype": {"type": "string", "value": "per_channel"}, "scales": scales}
     given |= {"axis": {"type": "s64", "value": axis}, "zps": {"type": "s64[]", "value": [0] * 4}}
@@ -237,7 +237,7 @@ def grouped(axis: int = 1, **changes: Any) -> dict[str, Any]:
         {"window": {"weights_format": {"type": "s64[]", "value": [1]}}},
         {"window": {"groups": {"type": "f32", "value": 4.0}}},
         {"ins": UNKNOWN},
-        {"ins": 2**40},  # a scale for each would fill the memory
+        {"ins": 2**40},  # one scale for each would fill the memory
     ],
     ids=lambda changes: "-".join(changes),
 )
@@ -270,7 +270,7 @@ def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
 
 
 def test_many_ops_take_time_in_proportion(tmp_path: Path) -> None:
-    """Loaded and cut: a hundred thousand in seconds, a million in tens of them; in time of this process."""
+    """Loads and partitions: a hundred thousand ops in seconds, a million in tens of seconds, in process time."""
     times = {}
     for count in (2_000, 8_000):
         ops = ",".join([json.dumps(op(i, "Abs", [tensor(i)], [tensor(i + 1)])) for i in range(count)])
@@ -286,7 +286,7 @@ def test_a_cycle_through_many_ops_is_found_without_recursion(tmp_path: Path) -> 
     assert "cycle" in refusal(tmp_path, document(*ops)).what
 
 
-# -- what nobody thought of -----------------------------------------------------------------------------------------
+# -- random damage --------------------------------------------------------------------------------------------------
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -304,7 +304,7 @@ SEED = document(
 
 
 def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container of a document with every key into it."""
+    """Every container of a document, with every key in it."""
     found: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting:

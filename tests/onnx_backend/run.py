@@ -1,4 +1,4 @@
-"""Runs onnx's backend suite and writes who ran what to results.md; with --stock, beside stock onnxruntime.
+"""Runs onnx's backend suite and writes the engine of each test to results.md; --stock also compares onnxruntime.
 
     python tests/onnx_backend/run.py [--stock] [--write] [NAME ...]
 
@@ -74,7 +74,7 @@ def _table(outcomes: dict[str, onnx_suite.Outcome], stock: dict[str, onnx_suite.
 
 
 def main() -> int:
-    """Returns 1 where a test fails that is not listed, or a listed one passes."""
+    """Returns 1 if a test fails that is not listed, or a listed one passes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--stock", action="store_true", help="run onnxruntime alone, too")

@@ -1,4 +1,4 @@
-"""Dropout: the bits that it draws, that they depend on the position alone, that nothing is kept to draw them again."""
+"""Dropout: its random bits, which depend only on the position, and that nothing is kept to draw them again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PUBLISHED = (
     ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
 )
-#: The ends of blocks, of 32 bits, and of 63.
+#: The ends of blocks, of 32 bits, and of 63 bits.
 PLACES = [0, 1, 2, 3, 4, 7, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 5, 2**33 + 2, 2**40 + 3, 2**62 + 1, 2**63 - 1]
 
 
@@ -51,7 +51,7 @@ def words(text: str) -> tuple[int, ...]:
 
 
 def word(position: int, seed: int, offset: int) -> int:
-    """What random_word gives, in Python's integers, from the description."""
+    """The result of random_word, in Python integers, from the description."""
     block = position - position % 4
     low = 2**32
     a, b, c, d = offset % low, (offset >> 32) % low, block % low, (block >> 32) % low
@@ -76,14 +76,14 @@ def drawn(p: float = 0.4) -> dict[str, Any]:
 
 
 def mask(shape: tuple[int, ...], p: float = 0.4) -> np.ndarray:
-    """By the reference alone."""
+    """The mask by the reference alone."""
     size = int(np.prod(shape))
     found = random_word(np.where, np.arange(size), np.array([SEED]), np.array([OFFSET]))
     return (found > 4294967295.0 * np.float64(np.float32(p))).reshape(shape)
 
 
 def random(shape: tuple[int, ...], dtype: str = "f32", seed: int = 0) -> np.ndarray:
-    made = np.random.default_rng(seed).uniform(1, 2, shape)  # never 0, so that what is dropped shows
+    made = np.random.default_rng(seed).uniform(1, 2, shape)  # never 0, so that dropped values are visible
     return np.asarray(made).astype(dtypes.get(dtype).numpy)
 
 
@@ -99,7 +99,7 @@ def lowered(graph: og.Graph) -> Lowered:
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The C++ functions themselves."""
+    """The C++ functions themselves, compiled."""
     compiler = find_compiler()
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -163,7 +163,7 @@ def test_a_word_at_the_bound_is_dropped(compiled: ctypes.CDLL) -> None:
     torch = pytest.importorskip("torch")
     record = opdef.get("DropoutMask", where="test")
     assert record.reference is not None and record.torch is not None
-    # Below 2^24 an f32 probability tells one word from the next.
+    # Below 2^24 an f32 probability distinguishes neighbouring words.
     small = [(at, w) for at in range(4096) if (w := word(at, 5, 0)) < 2**24]
     assert small
     for at, w in small:
@@ -220,7 +220,7 @@ def test_as_many_are_kept_as_the_probability_says(p: float) -> None:
         sigma = np.sqrt(p * (1 - p))
         assert abs(kept.mean()) < 5 * sigma / np.sqrt(n)
         assert abs(y.mean(dtype=np.float64) - 1) < 5 * sigma / (1 - p) / np.sqrt(n) + 1e-6
-        for step in (1, 2, 4, 1024):  # neighbours, blocks and rows know nothing of each other
+        for step in (1, 2, 4, 1024):  # neighbours, blocks and rows are independent
             assert abs((kept[:-step] * kept[step:]).mean()) < 5 * sigma**2 / np.sqrt(n - step)
         masks.append(kept)
     for i in range(4):
@@ -334,7 +334,7 @@ def test_the_number_of_threads_does_not_count(monkeypatch: pytest.MonkeyPatch, c
         np.testing.assert_array_equal(m, mask((1000, 300)))
 
 
-#: Shapes of the data and of what is summed to: rows, columns, short rows that are joined, several boxes and tiles.
+#: Shapes of the data and of the sums: rows, columns, short rows that are joined, several boxes and tiles.
 SUMS = [
     ((300, 70), (70,)), ((300, 70), (300, 1)), ((70001,), ()), ((64, 8, 4, 4), (8, 1, 1)), ((40, 16, 7, 7), (16, 1, 1)),
     ((5000, 8), (8,)), ((6, 5, 130), (5, 1)), ((500, 3), (500, 1)), ((12, 8), (12, 8)),
@@ -402,7 +402,7 @@ def test_a_position_does_not_make_packs_shorter() -> None:
     assert any(x.is_position for x in loop.loads)
     shapes = [(64, 96) if x.dtype == "bf16" else () for x in loop.loads]
     layout = bind(loop, shapes, [row_major(s) for s in shapes])
-    assert packed_vector(loop, layout, 16) == 16  # of the mask's bytes; of twice 16 bytes of bf16
+    assert packed_vector(loop, layout, 16) == 16  # by the mask's bytes; twice 16 bytes of bf16
 
 
 def test_no_elements() -> None:
@@ -423,7 +423,7 @@ def test_exp_and_dropout_are_one_partition_as_in_onednn() -> None:
     )
     (partition,) = g.get_partitions()
     assert [op.kind for op in partition.ops] == ["Exp", "Dropout"] and partition.kind == "fused"
-    assert "DropoutMask" not in str(lower(partition).loop)  # a mask that nobody asks for costs nothing
+    assert "DropoutMask" not in str(lower(partition).loop)  # an unused mask costs nothing
 
 
 def test_both_outputs_print_and_parse_back() -> None:

@@ -1,7 +1,7 @@
 """The gradient rules of the records: complete, linear, right, the same from the output, and accurate.
 
-Rules are evaluated by the NumPy references, so that nothing here depends on how gradients are made into graphs; only
-second derivatives and the accuracy of whole rules go through `og.gradient`.
+Rules are evaluated with the NumPy references, so these tests do not depend on how gradients become graphs; only
+second derivatives and the accuracy of whole rules use `og.gradient`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FLOATS = set(dtypes.FLOATS)
 
 
 def float_ports(record: OpDef) -> list[Port]:
-    """The inputs that gradients flow to."""
+    """The inputs that have gradients."""
     floats = [p for p in record.inputs if FLOATS & set(record.types.get(p.type, (p.type,))) and not p.shape_only]
     return [p for p in floats if not has_reason(record, p.name)]
 
 
 def has_reason(record: OpDef, name: str) -> bool:
-    """Whether the record says why one of its inputs has no gradient, though others have."""
+    """True if the record has a reason why one of its inputs has no gradient, though others have."""
     said = record.gradient.get(name) if isinstance(record.gradient, Mapping) else None
     return isinstance(said, str) and said.startswith("none: ") and len(said) > 20
 
@@ -54,7 +54,7 @@ def _no_warnings_of_floats() -> Iterator[None]:
 
 
 def value_of(tree: Expr, names: Mapping[str, np.ndarray], attrs: Mapping[str, Any]) -> np.ndarray:
-    """An expression over arrays, by the references."""
+    """The value of an expression over arrays, computed with the references."""
     if isinstance(tree, Var):
         return names[tree.name]
     if isinstance(tree, (Num, Param)):
@@ -82,7 +82,7 @@ class Form:
         return np.asarray(self.record.reference(*(self.columns if columns is None else columns), **self.attrs))
 
     def gradient(self, name: str | None, d: Any, columns: list[np.ndarray] | None = None) -> np.ndarray | None:
-        """The gradient of an input by its rule; of the only input from the output where no name is given."""
+        """The gradient of an input by its rule; without a name, that of the only input, computed from the output."""
         tree = self.record.gradient_of(name, self.attrs, self.names)
         if tree is None:
             return None
@@ -94,7 +94,7 @@ class Form:
 
     @property
     def moving(self) -> list[int]:
-        """Positions of the inputs that gradients flow to."""
+        """Positions of the inputs that have gradients."""
         flowing = {p.name for p in float_ports(self.record)}
         return [i for i, name in enumerate(self.names) if name in flowing]
 
@@ -104,7 +104,7 @@ def forms(record: OpDef, count: int = 400, seed: int = 0) -> Iterator[Form]:
         return
     for ports, attrs in samples.forms(record, "f64"):
         if record.channel_inputs and attrs.get("data_format") == "NCX":
-            continue  # where operands lie is the business of who applies a rule
+            continue  # the layout of operands is handled by the code that applies a rule
         columns = samples.arrays(record, ports, "f64", [(count,)] * len(ports), seed=seed)
         if record.channel_inputs:
             columns[0] = columns[0][None]
@@ -154,7 +154,7 @@ def differences(form: Form, index: int, step: float) -> np.ndarray:
     return np.asarray((8 * (moved(1) - moved(-1)) - (moved(2) - moved(-2))) / (12 * step))
 
 
-#: Whose gradient is none of what they compute.
+#: Ops whose gradient is defined as none although they compute.
 BY_DECREE = {"StopGradient"}
 
 
@@ -170,7 +170,7 @@ def test_a_rule_is_the_derivative(record: OpDef) -> None:
 
 
 def torch_gradients(form: Form, columns: list[np.ndarray]) -> dict[int, np.ndarray]:
-    """What torch's autograd says of the record's torch form, for d = 1."""
+    """The gradients by torch's autograd of the record's torch form, for d = 1."""
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(np.array(c)).requires_grad_(i in form.moving) for i, c in enumerate(columns)]
     assert form.record.torch is not None
@@ -194,7 +194,7 @@ def test_a_rule_agrees_with_torchs_autograd(record: OpDef) -> None:
 
 
 def torch_is_constant(form: Form) -> bool:
-    """Whether torch says that the result does not depend on the inputs at all."""
+    """True if in torch the result does not depend on the inputs at all."""
     torch = pytest.importorskip("torch")
     tensors = [torch.from_numpy(np.array(c)).requires_grad_(i in form.moving) for i, c in enumerate(form.columns)]
     assert form.record.torch is not None
@@ -204,7 +204,7 @@ def torch_is_constant(form: Form) -> bool:
 # -- corners ----------------------------------------------------------------------------------------------------------
 
 CORNERS = np.array([INF, -INF, NAN, 0, -0.0, 1, -1, 0.5, -0.5, 2.5, -2.5, 3, -3, 1e-310, 1e300, -1e300])
-#: Where torch's autograd says something else at a corner: why ours is kept, and where.
+#: Corners where torch's autograd differs: the reason for opgraph's value, and the arguments.
 TORCH_DIFFERS = {
     "Abs": ("NaN at NaN, not 0", [NAN]),
     "Acosh": ("NaN below 1, where the function is", [-INF, -1, -2.5, -3, -1e300]),
@@ -342,7 +342,7 @@ def test_the_gradient_from_the_output_is_the_same(record: OpDef) -> None:
         tree = record.gradient_of(None, form.attrs, form.names)
         assert "src" not in {v.name for v in variables(tree)}
         finite = np.isfinite(form.result(points))
-        # 1 - y cancels where y is next to 1: by an ulp of it.
+        # 1 - y cancels if y is next to 1: the error is an ulp of 1.
         np.testing.assert_allclose(from_output[finite], whole[finite], rtol=1e-9, atol=4e-16, err_msg=str(form.attrs))  # type: ignore[index]
     assert said
 
@@ -387,7 +387,7 @@ class Twice:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a second derivative that differences can tell: no sums, no op without a gradient."""
+        """True if there is a second derivative that differences can measure: no sums, no op without a gradient."""
         written = all(not isinstance(opdef.get(op.kind, where="test").gradient, str) for op in self.first.ops)
         return written and bool(self.by) and all(self.feeds[n].shape == self.feeds["d_y"].shape for n in self.wrt)
 
@@ -481,7 +481,7 @@ def test_a_derivative_is_accurate_however_its_rule_is_made(record: OpDef) -> Non
             wanted = truth(wide)
             moved = np.abs(truth(wide * (1 + step)) - truth(wide * (1 - step))) / (2 * step)
             found = errors(got, wanted, 0.0, np.where(np.isfinite(moved), moved, 0.0))
-            # What a formula of several ops may flush to 0, as GPUs do anyway: results below the normal numbers.
+            # Results below the normal numbers, which a formula of several ops may flush to 0, as GPUs do anyway.
             smallest = float(ml_dtypes.finfo(dtype).smallest_normal)
             found = np.where((np.abs(wanted) < smallest) & (np.abs(got.astype(np.float64)) <= smallest), 0.0, found)
             if record.kind == "Celu":  # for alpha < -1 it overflows before its derivative does
@@ -499,7 +499,7 @@ def of_one_input(form: Form, dtype: str) -> og.Graph:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_the_gradient_of_a_mean_is_rounded_once(dtype: str) -> None:
-    """x - mean(x) along an axis of size 1 is 0, and so is its gradient: what is subtracted is not rounded before."""
+    """x - mean(x) along an axis of size 1 is 0, and so is its gradient: the subtracted value is not rounded before."""
     text = (
         "graph(x: {0}[40,1], w: {0}[40,1]) -> (y)\n  s = Multiply(x, w)\n  m = ReduceMean(s, axes=[1], keep_dims=true)"
     )
@@ -520,7 +520,7 @@ STATISTICS = {
 
 @pytest.mark.parametrize("kind", STATISTICS)
 def test_statistics_of_bf16_are_not_read_by_the_gradient(kind: str) -> None:
-    """Around 10 a mean of bf16 is off by up to 0.03. With parameters of bf16 statistics are bf16, as results too."""
+    """Near 10, a bf16 mean is off by up to 0.03. With bf16 parameters the statistics, which are results, are bf16."""
     text = f"graph(x: bf16[n,32], w: bf16[32], b: bf16[32]) -> (y, m, v)\n  {STATISTICS[kind]}\n"
     rng = np.random.default_rng(0)
     narrow = dtypes.get("bf16").numpy

@@ -1,4 +1,4 @@
-"""Convolutions, pools, interpolation and norms where torch has the same: numbers, unknown sizes, training, refusals."""
+"""Convolutions, pools, interpolation and norms that torch also has: numbers, unknown sizes, training, refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def close(got: Any, expected: Any) -> None:
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-12, atol=1e-12)
 
 
-# -- torch says the same ----------------------------------------------------------------------------------------------
+# -- comparison with torch --------------------------------------------------------------------------------------------
 
 
 def test_norms_are_those_of_torch() -> None:
@@ -84,7 +84,7 @@ def test_pools_are_those_of_torch() -> None:
 def test_auto_pad_is_the_paddings_that_it_stands_for() -> None:
     x = np.arange(1.0, 6.0).reshape(1, 1, 5)
     form = {"kernel": (2,), "strides": (2,), "exclude_pad": False, "data_format": "NCX"}
-    told = {"pads_begin": (7,), "pads_end": (7,)}  # not looked at
+    told = {"pads_begin": (7,), "pads_end": (7,)}  # these are ignored
     for mode, begin, end in (("SAME_UPPER", 0, 1), ("SAME_LOWER", 1, 0), ("VALID", 0, 0)):
         explicit = of("AvgPool", x, pads_begin=(begin,), pads_end=(end,), **form)
         np.testing.assert_array_equal(of("AvgPool", x, auto_pad=mode, **form, **told), explicit)
@@ -178,7 +178,7 @@ def strided(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed"])
 @pytest.mark.parametrize("case", SUMS)
 def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, layout: str, dtype: str) -> None:
-    """Where torch rounds what a window or a sample gives, or the product before the bias, it is given f32."""
+    """Where torch rounds the result of a window or a sample, or the product before the bias, it computes in f32."""
     pytest.importorskip("torch")
     kind, shapes, attrs = SUMS[case]
     numpy, rng = dtypes.get(dtype).numpy, np.random.default_rng(0)
@@ -188,7 +188,7 @@ def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, layout
     laid = {"contiguous": lambda a: a, "strided": strided, "transposed": lambda a: np.array(a.T, order="C").T}[layout]
     got, truth = og.compile(g, device="cpu")({n: laid(a) for n, a in given.items()}), og.evaluate(g, given)
     assert got.dtype == numpy and got.shape == truth.shape
-    terms = max(np.prod(shape[1:]) for shape in shapes) * 2.0**-24 * np.max(np.abs(truth), initial=0)  # f32's own part
+    terms = max(np.prod(shape[1:]) for shape in shapes) * 2.0**-24 * np.max(np.abs(truth), initial=0)  # f32's own error
     ulp = np.spacing(np.abs(truth).astype(numpy)).astype(np.float64)
     assert (np.abs(got.astype(np.float64) - truth) <= 0.5 * ulp + terms).all()
 

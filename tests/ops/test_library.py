@@ -1,4 +1,4 @@
-"""Ops that a library runs: shapes, numbers, dtypes, gradients and errors, in NumPy and in torch."""
+"""Ops that run in a library: shapes, numbers, dtypes, gradients and errors, in NumPy and in torch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_inferred_is_what_the_reference_returns(record: OpDef, unknown: 
             assert unknown or call.given or made.has_known_shape
 
 
-#: Families whose results have sizes that are computed from those of the operands.
+#: Families whose result sizes are computed from those of the operands.
 COMPUTED = ("convolution", "pooling", "resampling")
 
 
@@ -104,7 +104,7 @@ def test_a_matrix_product_of_f64_is_rounded_to_f32_at_the_end() -> None:
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-#: How far a library's results may be off where it takes many steps: distances, squares, sums, a root, a quotient.
+#: The allowed error of a library's results that take many steps: distances, squares, sums, a root, a quotient.
 ULPS = {"norm": 32}
 
 
@@ -195,7 +195,7 @@ def torch_derivatives(
 
 
 def flowing(record: OpDef, arrays: list[np.ndarray]) -> list[int]:
-    """The inputs that a gradient goes to."""
+    """The inputs that have a gradient."""
     ports = enumerate(record.with_optional(len(arrays)))
     return [i for i, p in ports if not p.shape_only and "f64" in record.types.get(p.type, (p.type,))]
 
@@ -219,7 +219,7 @@ def test_the_gradient_is_torchs(record: OpDef, unknown: str) -> None:
         forward = graph_of(record, call, "f64", unknown)
         try:
             g = og.gradient(forward, names)
-        except errors.Unimplemented as error:  # what a norm is over depends on the rank, GroupNorm on the channels
+        except errors.Unimplemented as error:  # a norm's axes depend on the rank, GroupNorm's on the channels
             assert unknown == "rank" or call.given or (unknown and record.family in (*COMPUTED, "norm"))
             assert "unknown" in error.what or "nobody knows how many channels" in error.what
             continue
@@ -235,7 +235,7 @@ def test_the_gradient_is_torchs(record: OpDef, unknown: str) -> None:
 def test_the_gradient_is_what_differences_say(record: OpDef) -> None:
     for call in CALLS[record.kind][::3]:
         rng = np.random.default_rng(2)
-        arrays = arrays_of(call, "f64", record)  # where ties make kinks, moved apart
+        arrays = arrays_of(call, "f64", record)  # move the values of ties apart, where the function has kinks
         moving = flowing(record, arrays)
         arrays = [a + rng.uniform(0, 0.1, a.shape) if i in moving else a for i, a in enumerate(arrays)]
         forward = graph_of(record, call, "f64")
@@ -271,7 +271,7 @@ def test_the_second_derivative_is_torchs(record: OpDef) -> None:
         forward = graph_of(record, call, "f64")
         try:
             first, seeds = og.gradient(forward, names), seeds_of(record, call, arrays)
-        except errors.Unimplemented as error:  # sizes that an input tells nobody knows before
+        except errors.Unimplemented as error:  # sizes in an input are unknown before the call
             assert call.given and "unknown" in error.what
             continue
         values = {**feeds(arrays), **named_seeds(forward, seeds)}
@@ -346,7 +346,7 @@ def test_no_gradient_is_made_up_where_the_rank_or_the_axes_are_unknown() -> None
 def test_what_is_left_for_a_size_is_known_where_nothing_is_reshaped(
     shape: list[int], src: tuple[int, ...], made: tuple[int, ...], declared: str
 ) -> None:
-    """What is copied stands on both sides: a batch of 0 leaves as much for -1 as any other. torch and NumPy refuse."""
+    """Copied sizes are on both sides, so -1 is the same size for a batch of 0 as for others. torch and NumPy refuse."""
     sizes = ",".join("?" if declared == "unknown" else str(d) for d in src)
     graph = og.parse(
         f"graph(x: f32[{sizes}]) -> (y)\n  %0 = Exp(x)\n  y = StaticReshape(%0, shape={shape}, special_zero=true)"

@@ -1,4 +1,4 @@
-"""The ONNX forms and decompositions of the records mean the ops they stand for."""
+"""The ONNX forms and decompositions of the records have the meaning of their ops."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ ort = pytest.importorskip("onnxruntime")
 
 POINTWISE = [r for r in all_ops() if r.is_pointwise]
 WITH_FORMS = [r for r in POINTWISE if isinstance(r.onnx, tuple) and r.onnx and not r.is_cast]
-#: The newest opset that onnxruntime 1.31 takes.
+#: The newest opset that onnxruntime 1.31 supports.
 NEWEST = 26
-#: The resolution of the next narrower float: two formulas of one function agree to it, two functions do not.
+#: The resolution of the next narrower float: formulas of one function agree to it, other functions do not.
 RESOLUTION = {"f64": 2.0**-23, "f32": 2.0**-10, "f16": 2.0**-7, "bf16": 2.0**-4}
 
 
 def applies(form: Onnx, ports: Sequence[Port], attrs: Mapping[str, Any]) -> bool:
     words = {w for entry in form.inputs or () for w in entry.split("|")}
     listed = form.inputs is None or all(p.name in words for p in ports)
-    # A bound given as attribute needs an attribute or an input to go to.
+    # A bound that is given as an attribute needs an attribute or an input in the form.
     placed = {*form.attrs, *form.when, *(w[1:] for w in words if w.startswith("$"))}
     wanted = {n for n in attrs if n not in ("auto_broadcast", "data_format", "per_channel_broadcast")}
     return listed and wanted <= placed | set(form.when) and all(attrs.get(k) == v for k, v in form.when.items())
 
 
 def allowed(form: Onnx, opset: int, kinds: Sequence[str]) -> bool:
-    """Whether onnx.defs lets the inputs have these dtypes."""
+    """True if onnx.defs allows these dtypes for the inputs."""
     schema = onnx.defs.get_schema(form.op_type, opset)
     symbols = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
     names = {
@@ -96,7 +96,7 @@ def cases(record: OpDef) -> list[tuple[Onnx, str, tuple[Port, ...], dict[str, An
             for form in record.onnx:
                 assert isinstance(form, Onnx)
                 low, high = attrs.get("min", -math.inf), attrs.get("max", math.inf)
-                crossed = form.until is not None and low > high  # Clip refuses it
+                crossed = form.until is not None and low > high  # Clip refuses crossed bounds
                 fits = form.dtypes is None or dtype in form.dtypes
                 if applies(form, ports, attrs) and fits and not crossed:
                     shapes = [(3, 5)] + [() if p.name in form.scalars else (5,) for p in ports[1:]]
@@ -136,7 +136,7 @@ def test_onnx_agrees_in_its_own_reference_and_in_onnxruntime(record: OpDef) -> N
 def run_reference(made: Any, feeds: dict[str, np.ndarray], opset: int, dtype: str) -> np.ndarray | None:
     from onnx.reference import ReferenceEvaluator
 
-    if opset < 13:  # it knows the newest definitions of most ops only
+    if opset < 13:  # onnx's evaluator has only the newest definitions of most ops
         return None
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -150,7 +150,7 @@ def run_onnxruntime(made: Any, feeds: dict[str, np.ndarray], opset: int, dtype: 
     options.log_severity_level = 4
     try:
         session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # it raises its own classes, all named after statuses
+    except Exception as error:  # onnxruntime raises several classes, all named after statuses
         if "NOT_IMPLEMENTED" in str(error) or "NotImplemented" in type(error).__name__:
             return None
         raise
@@ -187,7 +187,7 @@ def build(g: og.Graph, tree: Expr, values: Mapping[str, Any], attrs: Mapping[str
 @pytest.mark.parametrize("record", [r for r in POINTWISE if r.decomposition], ids=lambda r: r.kind)
 def test_a_decomposition_is_the_same_function(record: OpDef) -> None:
     count = 0
-    # Not in narrow floats: a constant of theirs is rounded even where everything else is float64.
+    # Not in narrow floats: a constant is rounded to them even where everything else is float64.
     for dtype in [d for d in samples.dtypes_of(record) if d == "f64" or not dtypes.get(d).is_float]:
         for ports, attrs in samples.forms(record, dtype):
             tree = record.decompose(attrs, [p.name for p in ports])
@@ -220,7 +220,7 @@ def test_the_decomposition_of_celu_is_right_for_a_negative_alpha() -> None:
 
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
 def test_every_op_reaches_onnx_or_says_why_not(record: OpDef) -> None:
-    """Following decompositions ends in ops that have an ONNX form, whatever the attributes."""
+    """Decompositions always end in ops that have an ONNX form, for any attributes."""
     if isinstance(record.onnx, str) and record.onnx:
         assert record.onnx.startswith("none: ")
         return

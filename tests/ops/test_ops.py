@@ -1,4 +1,4 @@
-"""Every record of the op set: what it infers is what it computes, in every dtype, form and broadcast."""
+"""Every record of the op set: the inferred shapes and dtypes equal the computed ones, in every form and broadcast."""
 
 from __future__ import annotations
 
@@ -106,5 +106,5 @@ def test_kinds_with_the_same_expression_do_not_exist() -> None:
     made = [r.cxx({p.name: f"x{i}" for i, p in enumerate(r.inputs)}, r.default_attrs(), repr) for r in POINTWISE]
     texts = [str(call) for call in made]
     shared = {t for t in texts if texts.count(t) > 1}
-    # BiasAdd is Add with another rule of alignment; casts and indices are expressed by what the loop feeds them.
+    # BiasAdd is Add with another alignment rule; casts and indices have no expression except the loop's operands.
     assert shared == {"og::add(x0, x1)", "x0"}

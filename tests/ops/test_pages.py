@@ -1,4 +1,4 @@
-"""specs/ops holds one page for each kind, as its record says."""
+"""specs/ops contains one page for each kind, generated from its record."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def libraries() -> list[OpLibrary]:
 
 
 def everywhere(g: og.Graph, arrays: list[np.ndarray]) -> np.ndarray:
-    """The result of every library, and of the smaller ops; all are the same."""
+    """The result of every library, and of the smaller ops; checks that all are equal."""
     named = {f"x{i}": a for i, a in enumerate(arrays)}
     expected = np.asarray(og.evaluate(g, named, dtype=None))
     for part in g.get_partitions(policy="debug"):
@@ -157,7 +157,7 @@ def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGr
 
 @pytest.mark.parametrize("dtype", [name for name, d in dtypes.BY_NAME.items() if d.category == "storage"])
 def test_only_what_quantizes_takes_dtypes_of_storage(dtype: str) -> None:
-    """Of the records of all ops; structural ones take whatever a graph holds."""
+    """Checks the records of all ops; structural ones take any dtype of a graph."""
     takers = set()
     for record in all_ops():
         given = [og.LogicalTensor(i, dtype, (4,)) for i, p in enumerate(record.inputs) if p.variadic or not p.optional]

@@ -1,4 +1,4 @@
-"""A mistake in a record fails when it is defined; a mistake in a call fails in add_op, in three lines."""
+"""A mistake in a record raises when it is defined; a mistake in a call raises in add_op, in three lines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_formula_that_names_no_op_fails_when_all_records_are_there() -> None:
         ({"decomposition": "Multiply(src, factor)"}, "names factor"),
         ({"decomposition": "Multiply(src, $beta)"}, r"names \$beta"),
         ({"decomposition": "Elu(src, alpha=$beta)"}, r"names \$beta"),
-        ({"decomposition": "Multiply(src, other)"}, "names other"),  # only sometimes given
+        ({"decomposition": "Multiply(src, other)"}, "names other"),  # it is optional
     ],
 )
 def test_a_mistake_in_a_record_fails_at_definition(change: dict[str, Any], message: str) -> None:
@@ -425,14 +425,14 @@ def test_a_bad_call_says_what_where_and_how_to_fix_it(
     assert not g.ops
 
 
-# -- what is right ----------------------------------------------------------------------------------------------------
+# -- valid calls ------------------------------------------------------------------------------------------------------
 
 
 def test_scalar_constants_take_the_dtype_of_what_they_meet() -> None:
     g = og.Graph()
     x, c = g.input("x", "f16", (3,)), g.input("c", "boolean", (3,))
     assert g.add_op("Select", c, x, 0.0).dtype == "f16"
-    assert g.add_op("Select", c, 1.0, 0.0).dtype == "f32"  # the condition says nothing about the branches
+    assert g.add_op("Select", c, 1.0, 0.0).dtype == "f32"  # the condition does not affect the branches' dtype
     assert g.add_op("Select", c, 1.0, 0.0, dtype="bf16").dtype == "bf16"
     assert g.add_op("Clamp", x, -1.0, max=1.0).dtype == "f16"
     assert g.add_op("TypeCast", 1.5, dtype="s8").dtype == "s8"

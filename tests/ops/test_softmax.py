@@ -1,4 +1,4 @@
-"""The gradient of softmax's logarithm where most of it cancels: where one class is certain."""
+"""The gradient of log softmax where most of it cancels: where one class is certain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {"f32": np.float32, "f64": np.float64, "bf16": ml_dtypes.bfloat16}
 
 
 def certain(dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients, logarithms of softmax that 1 - p has all the digits of, and the truth for the certain class."""
+    """Gradients, log softmax values for which 1 - p keeps all digits, and the truth for the certain class."""
     y = np.full((400, 3), -14.0)
     y[:, 0] = -np.arange(1, 401) * np.finfo(np.float64 if dtype == "f64" else np.float32).eps
     y[:, 2] = -np.inf
@@ -37,7 +37,7 @@ def native(dtype: str, g: np.ndarray, y: np.ndarray) -> Any:
 def of_a_node(dtype: str, g: np.ndarray, y: np.ndarray) -> Any:
     node = 'Wildcard(x, onnx_op="LogSoftmax", onnx_domain="", onnx_opset=20, axis=-1)'
     whole = og.gradient(og.parse(f"graph(x: {dtype}[400,3]) -> (y)\n  y: {dtype}[400,3] = {node}"), ["x"])
-    rule = og.Graph()  # what follows the node, whose result is given
+    rule = og.Graph()  # the ops after the node, whose result is an input
     values: dict[int, Any] = {t.id: float(np.asarray(t.data)) for t in whole.constants}
     values[whole.inputs[1].id] = rule.input("g", dtype, (400, 3))
     for op in whole.ops:
@@ -63,7 +63,7 @@ def test_the_gradient_of_a_certain_class_keeps_its_digits(how: Callable[..., Any
 @pytest.mark.parametrize("mode", ["none", "inf_as_zero"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_the_statistics_of_infinite_elements_are_the_same_in_a_kernel_and_in_a_library(mode: str, dtype: str) -> None:
-    """Of sizes that nobody knows, the forward pass beside a gradient is a library op."""
+    """For unknown sizes, the forward pass with a gradient is a library op."""
     graph = og.parse(f'graph(x: {dtype}[?,?]) -> (s)\n  y, s = SoftMax(x, axis=0, mode="{mode}")')
     inf, nan = float("inf"), float("nan")
     x = np.array([[1, inf, -inf, nan, inf], [2, 3, -inf, 1, -inf]]).astype(og.ir.dtypes.get(dtype).numpy)

@@ -1,4 +1,4 @@
-"""An op spelled in smaller ones is the op: in float64 the same numbers, in f32 as good ones, however it is called."""
+"""An op decomposed into smaller ones equals the op: the same float64 numbers, equally accurate f32, for all calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgraph.ir.opdef import OpDef
 
 SPELLED = [r for r in LIBRARY if r.spelled is not None]
 KINDS = pytest.mark.parametrize("record", SPELLED, ids=lambda r: r.kind)
-#: What a spelled form may hold besides pointwise ops and SumTo.
+#: Ops that a decomposed form may contain besides pointwise ops and SumTo.
 ROWS = {"ReduceSum", "ReduceMean", "ReduceMax", "Squeeze", "Unsqueeze"}
 RESHAPING = {"GroupNorm": {"StaticReshape", "ReshapeTo"}}
 
@@ -64,7 +64,7 @@ def test_it_is_made_of_what_one_kernel_may_hold(record: OpDef) -> None:
             fits = small.is_pointwise or small.family == "sum"
             assert fits or op.kind in ROWS | RESHAPING.get(record.kind, set()), op.kind
             assert small.family != "reduction" or (op.attrs["keep_dims"] and op.attrs["axes"])
-            # Rounded once: what is narrow goes in, or comes out.
+            # Rounded once: only inputs and outputs are narrow.
             narrow = [t for t in op.outputs if t.dtype == "bf16"]
             assert not narrow or op.kind == "TypeCast" or small.family == "shape", op.kind
 
@@ -103,7 +103,7 @@ def test_far_from_zero_f32_does_not_cancel(kind: str) -> None:
     call = Call([x.shape], SHIFTED[kind])
     graph = graph_of(record, call, "f32")
     (got,), truth = spelled_values(graph, [x], None), og.evaluate(graph, x0=x)
-    assert np.max(np.abs(got - truth) / np.maximum(np.abs(truth), 1)) < 2e-4  # a variance by squares would lose 0.06
+    assert np.max(np.abs(got - truth) / np.maximum(np.abs(truth), 1)) < 2e-4  # 0.06 with a variance by squares
 
 
 def test_what_is_pointwise_is_not_spelled() -> None:
@@ -170,7 +170,7 @@ def test_groupnorm_of_unknown_samples_without_elements_along_two_axes_is_refused
     ids=["weight", "bias", "weight after an op", "made"],
 )
 def test_a_parameter_of_a_groupnorm_may_be_read_along_the_last_axis_as_well(body: str, shape: tuple[int, ...]) -> None:
-    """As many channels as elements along the last axis: the two ways to read the parameter have one shape."""
+    """With as many channels as elements along the last axis, both ways to read the parameter have the same shape."""
     sizes = ",".join(map(str, shape))
     text = body.replace("NCX", '"NCX"')
     graph = og.parse(f"graph(x: f32[{sizes}], w: f32[3], b: f32[3]) -> (y)\n  {text}\n")
@@ -183,7 +183,7 @@ def test_a_parameter_of_a_groupnorm_may_be_read_along_the_last_axis_as_well(body
 
 
 def test_a_sum_goes_to_the_shape_of_what_follows_from_one_value_for_each_row() -> None:
-    """`d` has the shape [1], which no array of the loop over [5] has, and `a` makes it no value of that loop's rows."""
+    """`d` has the shape [1], like no array of the loop over [5]; because of `a`, it is no row value of that loop."""
     text = """graph(x: f32[1,1,3], z: f32[5], w: f32[5]) -> (y)
       a = BiasAddBackward(x, data_format="NCX")
       c = ReduceMax(z, axes=[-1], keep_dims=true)
@@ -222,7 +222,7 @@ def test_statistics_of_a_groupnorm_have_the_axis_that_an_operand_of_one_element_
     ids=["batch norm", "a sum"],
 )
 def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str) -> None:
-    """`x` of three axes broadcasts to what a GroupNorm of four axes normalizes: its channels are that one's axis 2."""
+    """`x` of three axes broadcasts to the GroupNorm's input of four axes: its channels are that input's axis 2."""
     norm = "groups=3, use_affine=false, keep_stats=false, data_format=NCX)"
     body = body.replace("GROUPS(z)", f"GroupNorm(z, {norm}").replace("GROUPS(s)", f"GroupNorm(s, {norm}")
     body = body.replace("NCX", '"NCX"')
@@ -235,7 +235,7 @@ def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str)
 
 
 def test_axes_that_come_back_beside_other_rows_are_there() -> None:
-    """`d` follows from the rows of two loops, so it is a row value of neither, and it has one element in one axis."""
+    """`d` depends on the rows of two loops, so it is a row value of neither, and it has one element in one axis."""
     text = """graph(a: f64[1,?], b: f64[1,1]) -> (y)
       m = ReduceMin(a, axes=[1])
       s = ReduceSum(b, axes=[1])
@@ -248,7 +248,7 @@ def test_axes_that_come_back_beside_other_rows_are_there() -> None:
 
 
 def test_an_operand_of_one_element_has_as_many_axes_as_its_reader_says_whatever_a_reshape_cuts_elsewhere() -> None:
-    """`x` has three axes in the loop of `b`, where `a` comes from three axes, and two in that of `f`."""
+    """`x` has three axes in the loop of `b`, where `a` is made from three axes, and two axes in that of `f`."""
     text = """graph(z: f32[1,1,1], x: f32[1,1], w: f32[1,1], v: f32[1,1]) -> (b, f, h)
       a = StaticReshape(z, shape=[1,1], special_zero=false)
       b = LogSoftmaxBackward(a, x, axis=0)
@@ -287,7 +287,7 @@ def test_operands_of_one_element_say_how_many_axes_there_are_where_no_other_one_
 
 @pytest.mark.parametrize("kind", ["BiasAdd(z, w", "PReLU(z, w", "BroadcastTo(w, z"])
 def test_a_parameter_of_a_groupnorm_lies_along_the_channels_of_another_op_as_well(kind: str) -> None:
-    """That op is not taken into a larger loop, whose second axis is another one."""
+    """That op is not moved into a larger loop, whose second axis is another one."""
     graph = og.parse(
         f"""graph(x: f32[2,3,3], w: f32[3], z: f32[3,3,3], u: f32[2,3,3,3]) -> (n, y)
       n = GroupNorm(x, w, w, groups=3, keep_stats=false, data_format="NCX")

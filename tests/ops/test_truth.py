@@ -1,4 +1,4 @@
-"""The references are the truth: against mpmath, against torch, and at the points where formulas break."""
+"""The references are the truth: compared with mpmath, with torch, and at the points where formulas break."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_float64_is_within_a_few_ulp_of_the_real_function(
 
 # -- torch ------------------------------------------------------------------------------------------------------------
 
-#: Where torch's answer at a special point is another one, and why ours is kept.
+#: Special points where torch's result differs, with the reason for opgraph's value.
 TORCH_DIFFERS = {
     "Swish": "swish(-inf) is the limit -0, not NaN",
     "GELU": "gelu(-inf) is the limit -0, not NaN",
@@ -137,7 +137,7 @@ def test_the_torch_form_agrees(record: OpDef) -> None:
                 truth = record.reference(*wide, **attrs)
                 info = ml_dtypes.finfo(expected.dtype)
                 scale = np.maximum(np.abs(truth), 1)
-                # 32 ulp of the larger of result and 1: spelled-out forms round at every step, and cancel.
+                # 32 ulp of the larger of the result and 1: formulas of several ops round at every step, and cancel.
                 assert np.max(np.abs(got.astype(np.float64) - truth) / scale, initial=0) <= 32 * float(info.eps), (
                     dtype,
                     attrs,
@@ -363,7 +363,7 @@ def test_a_kernel_casts_numbers_alike(compiles: bool, monkeypatch: pytest.Monkey
 def test_double_to_bf16_rounds_once() -> None:
     rng = np.random.default_rng(3)
     x = np.concatenate([rng.normal(size=20000), [NAN, INF, -INF, 0.0, -0.0, TINY, 1e-40, 3.3895e38]])
-    # Between two neighbouring bf16 values the nearer one is right; ties go to the even one.
+    # Of two neighbouring bf16 values the nearer one is right; ties go to the even one.
     got = cast(x, "bf16").astype(np.float64)
     for shift in (-1, 1):
         bits = cast(x, "bf16").view(np.uint16).astype(np.int32) + shift

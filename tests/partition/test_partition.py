@@ -1,4 +1,4 @@
-"""Partitions: as few as one pass allows, none that cannot run, and a reason for every boundary."""
+"""Partitions: as few as one pass allows, all of them executable, and a reason for every boundary."""
 
 import dataclasses
 import itertools
@@ -26,7 +26,7 @@ from opgraph.partition.verify import verify_partitions
 
 
 def foreign(graph, *inputs, onnx_op="Conv", name="", dims=None, dtype="f32"):
-    """A Wildcard as the ONNX importer makes them; with onnx_op=None one that nobody runs."""
+    """A Wildcard as the ONNX importer makes them; with onnx_op=None one that no engine runs."""
     op = og.Op(graph._next_op, "Wildcard", list(inputs), name=name)
     made = og.LogicalTensor(graph._next_tensor, dtype, dims or inputs[0].dims)
     op.add_output(made)
@@ -124,7 +124,7 @@ def test_fan_out_and_several_outputs_fuse():
     assert [t.name for t in part.output_ports] == ["a", "b", "c"]
 
 
-#: Graphs with Backward kinds and Dropout of which oneDNN makes one to three partitions.
+#: Graphs with Backward kinds and Dropout for which oneDNN makes one to three partitions.
 ONE_PASS = {
     "a gradient and a product": "%0 = SigmoidBackward(x, d, use_dst=false)\n  y = Multiply(%0, z)",
     "a product and a gradient": "%0 = Multiply(d, z)\n  y = SigmoidBackward(x, %0, use_dst=false)",
@@ -174,7 +174,7 @@ def test_what_reads_one_value_stays_apart_where_one_waits_for_the_other():
 
 
 def test_a_kernel_that_would_read_too_many_values_is_not_grown_for_one_more():
-    """Seventeen outputs of x and one more input each."""
+    """Seventeen outputs of x with one more input each."""
     names = [f"i{k}" for k in range(17)]
     head = f"graph(x: f32[8], {', '.join(f'{n}: f32[8]' for n in names)}) -> ({', '.join('o' + n for n in names)})\n"
     parts = cut_text(head + "".join(f" o{n} = Add(x, {n})\n" for n in names))
@@ -198,7 +198,7 @@ def test_a_residual_stream_is_cut_where_fusing_would_make_a_cycle():
 
 
 def test_a_branch_beside_a_foreign_op_is_fused_where_no_path_comes_back():
-    """relu(x) feeds only the add, whose other operand a convolution makes from z: no path leads to it from relu."""
+    """relu(x) feeds only the add, whose other operand is a convolution of z: no path from relu leads to it."""
     graph = og.Graph()
     x, z = graph.input("x", shape=(4, 8)), graph.input("z", shape=(4, 8))
     h = graph.add_op("Tanh", graph.add_op("ReLU", x))
@@ -228,7 +228,7 @@ def test_neighbouring_foreign_ops_are_one_partition():
 
 
 def test_foreign_ops_side_by_side_are_one_partition():
-    """Two branches of convolution and activation: the convolutions of one depth run in one call."""
+    """Two branches of convolution and activation: the convolutions of equal depth run in one call."""
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     for _ in range(2):
@@ -237,7 +237,7 @@ def test_foreign_ops_side_by_side_are_one_partition():
 
 
 def test_fused_partitions_come_before_library_ones():
-    """exp and add may be one kernel, or both foreign ops one call; not both. One kernel saves a pass over the data."""
+    """Either exp and add are one kernel, or both foreign ops are one call. One kernel saves a pass over the data."""
     graph = og.Graph()
     x, z = graph.input("x", shape=(4, 8)), graph.input("z", shape=(4, 8))
     a = graph.add_op("Exp", x)
@@ -270,7 +270,7 @@ def test_end_is_in_no_partition_and_makes_an_output():
 
 
 def test_what_a_parameter_needs_is_computed_in_the_kernel_that_uses_it():
-    """0-d parts leave the loop, so even an exp costs nothing per element."""
+    """0-d parts move out of the loop, so even an exp costs nothing per element."""
     (part,) = cut_text(graph_of("Multiply(x, Exp(Tanh(Sigmoid(a))))", a="f32[]"))
     assert len(part.ops) == 4
 
@@ -296,7 +296,7 @@ def test_a_cheap_part_of_smaller_shape_is_recomputed():
 
 
 def test_a_part_that_is_constant_along_a_row_goes_along():
-    """The end of an RMSNorm: computed once a row on the CPU, once a pack on CUDA."""
+    """The end of an RMSNorm: computed once per row on the CPU, once per pack on CUDA."""
     norm = "Multiply(x, Reciprocal(Sqrt(Add(m, 1e-5))))"
     assert len(cut_text(graph_of(norm, x="f32[b,s,64]", m="f32[b,s,1]"))) == 1
     assert len(cut_text(graph_of(norm, x="f32[b,s,?]", m="f32[b,s,1]"))) == 1
@@ -337,7 +337,7 @@ def test_a_value_that_many_read_names_some_of_them():
 
 
 def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
-    """SwiGLU over two inputs of unknown length: whoever declares them so means the same length."""
+    """SwiGLU over two inputs of unknown length: such a declaration means that the lengths are equal."""
     for shape in ("[?,8]", "[*]"):
         (part,) = cut_text(graph_of("Multiply(Multiply(x, Sigmoid(x)), u)", shape=shape))
         assert part.units == ("swish", "swiglu")
@@ -345,7 +345,7 @@ def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
 
 
 def test_unknown_sizes_that_keep_rows_from_a_kernel_are_named_with_the_way_out():
-    """Were one of them 1, the rows would be other ones; a name says that they are equal."""
+    """If one of them were 1, the rows would be different; a name declares that they are equal."""
     for size, count in (("?", 2), ("n", 1)):
         graph = og.parse(graph_of("Add(SoftMax(x, axis=-1), u)", shape=f"[4,{size}]"))
         assert len(cut(graph)) == count
@@ -385,7 +385,7 @@ def test_an_operand_that_may_lie_along_the_channel_axis_is_read_from_memory():
 
 
 def test_what_was_taken_in_does_not_change_the_shape_of_the_loop():
-    """The [8] part with three foreign operands is taken in first; the exp, [8] too, is still next to [1024,8]."""
+    """The [8] part with three foreign operands is fused first; the exp, also [8], is still next to [1024,8]."""
     graph = og.Graph()
     x, c = graph.input("x", shape=(1024, 8)), graph.input("c", shape=(8,))
     e = graph.add_op("Exp", c)
@@ -437,7 +437,7 @@ def test_values_that_nobody_needs_are_no_ports_unless_there_are_no_others():
 
 
 def test_a_unit_cut_in_two_is_no_unit_of_either():
-    """Sigmoid of [?,8] and product in different partitions: the convolution stands in between."""
+    """Sigmoid of [?,8] and the product are in different partitions, separated by the convolution."""
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     s = graph.add_op("Sigmoid", x)
@@ -468,7 +468,7 @@ def test_cutting_twice_gives_the_same():
     assert [[o.id for o in p.ops] for p in first] == [[o.id for o in p.ops] for p in second]
 
 
-# -- the front door --------------------------------------------------------------------------------------------------
+# -- get_partitions --------------------------------------------------------------------------------------------------
 
 
 def test_policy_debug_leaves_every_op_alone():
@@ -538,7 +538,7 @@ def test_the_report_is_fit_for_json():
 
 
 def random_graph(rng, size, *, window=6, foreign_share=0.25, shapes=((4, 8), (8,), (), (4, 1), (None, 8), None)):
-    """Pointwise ops and Wildcards, mixed; operands among the last `window` values."""
+    """Pointwise ops and Wildcards, mixed; operands are among the last `window` values."""
     graph = og.Graph()
     values = [graph.input(f"x{i}", shape=shape) for i, shape in enumerate(shapes)]
     for _ in range(size):
@@ -555,7 +555,7 @@ def random_graph(rng, size, *, window=6, foreign_share=0.25, shapes=((4, 8), (8,
 
 
 def reaches(count, edges):
-    """Whether a path of at least one edge leads from i to j; edges go from smaller numbers to larger ones."""
+    """True at [i][j] if a path of at least one edge leads from i to j; edges go from smaller to larger numbers."""
     closure = np.zeros((count, count), bool)
     for a, b in sorted(edges, reverse=True):
         closure[a] |= closure[b]
@@ -593,7 +593,7 @@ def test_any_graph_is_cut_into_pieces_that_can_run(seed, size, window, share):
             assert len({shapes[t.id] for t in part.output_ports}) == 1, "one loop writes all outputs"
         if part.kind == "fused":
             assert len({shapes[t.id] for t in part.output_ports}) == 1, "one loop writes all outputs"
-    # Nothing is left to fuse: where two fused neighbours have one known shape, a path through a third is in the way.
+    # No more fusion is possible: between fused neighbours of one known shape a path leads through a third partition.
     through = reaches(len(parts), {(a, b) for a, b in edges if a != b})
     for op in graph.ops:
         for tensor in op.inputs:
@@ -609,7 +609,7 @@ def test_any_graph_is_cut_into_pieces_that_can_run(seed, size, window, share):
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 10**9), count=st.integers(2, 25))
 def test_clusters_join_exactly_what_makes_no_cycle(seed, count):
-    """Against brute force: after any joins, two clusters may be joined if no path leads through a third."""
+    """Compared with brute force: after any joins, two clusters may be joined if no path leads through a third."""
     rng = random.Random(seed)
     sources = [sorted({rng.randrange(n) for _ in range(rng.randrange(4))}) if n else [] for n in range(count)]
     clusters = Clusters(sources, 10**6)
@@ -645,7 +645,7 @@ def test_clusters_join_exactly_what_makes_no_cycle(seed, count):
 
 
 def test_a_search_that_is_too_long_is_refused():
-    """A ladder: every join of a rail's neighbours must look at the other rail."""
+    """A ladder: every join of neighbours on one rail must search the other rail."""
     sources = [[], *[[n - 1] for n in range(1, 40)]]
     sources[39] = [38, 0]
     assert isinstance(Clusters(sources, 5).join(0, 39), Blocked)
@@ -653,7 +653,7 @@ def test_a_search_that_is_too_long_is_refused():
     assert Clusters(sources, 10**4).join(0, 39) == Blocked(tuple(range(1, 39)))
 
 
-# -- the check that guards all this ----------------------------------------------------------------------------------
+# -- the check of partitionings --------------------------------------------------------------------------------------
 
 
 def test_broken_partitionings_are_caught():
@@ -743,7 +743,7 @@ def test_large_graphs_are_cut_into_pieces_that_compile_quickly():
     assert sum(p.kind == "library" for p in cut(u_net(4_000))) == 2_000
 
 
-# -- ops seen through, whatever their tensors' layout --------------------------------------------------------------
+# -- row ops fused for any layout of their tensors -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["strided", "undef", "any"])
@@ -764,10 +764,10 @@ def test_a_norm_along_the_last_axis_joins_what_stands_before_and_after_it() -> N
     assert [len(p.ops) for p in g.finalize().get_partitions()] == [3]
 
 
-# -- what kernels hold ------------------------------------------------------------------------------------------------
+# -- contents of kernels ----------------------------------------------------------------------------------------------
 
 _VECTORS = "m: f32[c], v: f32[c], g: f32[c], b: f32[c]"
-#: Norms, softmax and reductions, whole and in small ops: more inputs, and y made of p.
+#: Norms, softmax and reductions, whole and in small ops: additional inputs, and the ops that make y from p.
 AROUND: dict[str, tuple[str, str]] = {
     "SoftMax": ("", "y = SoftMax(p, axis=-1)"),
     "LogSoftmax": ("", "y = LogSoftmax(p)"),
@@ -842,7 +842,7 @@ def test_the_gradient_of_a_batch_norm_in_training_in_one_kernel_is_right() -> No
 
 
 def test_an_opened_op_waits_for_operands_that_none_of_its_small_ops_reads() -> None:
-    # beta, of which LayerNormBackward takes the shape alone; gamma has the same one.
+    # beta: LayerNormBackward reads only its shape, which is that of gamma.
     inputs = "x: f32[n,c], d: f32[n,c], m: f32[n], v: f32[n], g: f32[c], p: f32[c,k], q: f32[k]"
     graph = og.parse(f"""graph({inputs}) -> (y, dg, db)
   t = Tanh(x)
@@ -851,7 +851,7 @@ def test_an_opened_op_waits_for_operands_that_none_of_its_small_ops_reads() -> N
     assert [p.kind for p in graph.get_partitions()] == ["library", "fused"]
 
 
-#: An op that kernels open, and that reads one value for each row of a loop over another shape, or along other axes.
+#: An op that kernels decompose, and that reads one value for each row of a loop over another shape or other axes.
 ROWS_OF_OTHERS = {
     "rows along another axis": """graph(x: f32[4,6], d: f32[1,6]) -> (y)
   a = ReduceSum(x, axes=[0], keep_dims=true)
@@ -879,7 +879,7 @@ def test_an_op_that_reads_values_for_each_row_of_another_loop_is_not_torn_betwee
 
 
 def test_what_only_a_reshape_elsewhere_makes_alike_is_not_one_loop() -> None:
-    """`y` has the shape [6], which the loop of the mean takes for [2,3], and `e` has the shape [2,3]."""
+    """`y` has the shape [6], which the loop of the mean treats as [2,3], and `e` has the shape [2,3]."""
     graph = og.parse(
         """graph(x: f32[6], b: f32[2,3]) -> (y, e, n)
       y = Exp(x)

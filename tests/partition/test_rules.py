@@ -1,4 +1,4 @@
-"""The table of units: every row takes its example and leaves its counterexample, and means what it says."""
+"""The table of units: every row matches its example and not its counterexample, and has the stated meaning."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ from opgraph.partition.examples import graph_of
 from opgraph.partition.rules import RULES, find_units
 from opgraph.partition.units import Rule
 
-#: What captured constants and attributes are in examples made from patterns.
+#: The values of captured constants and attributes in examples that are made from patterns.
 CAPTURES = {"c": 1.5, "a": 0.75, "m": "gelu_tanh"}
 
 
@@ -39,7 +39,7 @@ def test_a_rule_takes_its_example_whole(rule):
 
 
 def test_no_row_before_takes_a_rules_example(rule):
-    """Otherwise the row would never be reached by what it was written for."""
+    """Otherwise the row would never match the graphs that it was written for."""
     earlier = RULES[: RULES.index(rule)]
     root = og.parse(rule.takes).ops[-1]
     assert not any(u.root.id == root.id for u in find_units(og.parse(rule.takes), earlier))
@@ -71,13 +71,13 @@ def assert_means(unit, graph):
     single.add_op(unit.kind, *inputs, name="y", **unit.attrs)
     spelled = og.evaluate(graph, arrays)
     meant = og.evaluate(single, {t.name: arrays[t.name] for t in single.inputs})
-    # Both are computed in float64 and differ by the rounding of constants and of a spelled-out 1 + something: some eps
-    # of what they are multiplied by, |x| <= 6.
+    # Both are computed in float64 and differ by the rounding of constants and of a written 1 + x: by some eps of the
+    # values they are multiplied by, |x| <= 6.
     np.testing.assert_allclose(spelled, meant, rtol=0, atol=64 * np.finfo(dtype).eps * 6, err_msg=str(graph))
 
 
 def spellings(tree):
-    """Every expression that a pattern stands for: alternatives, associations, and operands all in order or reversed."""
+    """Every expression that a pattern matches: alternatives, associations, and operands all in order or reversed."""
     for flipped in (False, True):
         yield from _spellings(tree, flipped)
 
@@ -114,7 +114,7 @@ def _associations(kind, args):
                 yield Call(kind, (a, b))
 
 
-# -- what a rule needs -----------------------------------------------------------------------------------------------
+# -- conditions of rules ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def _associations(kind, args):
         "Multiply(x, Sigmoid(Add(x, 1.5)))",
         "Multiply(x, Sigmoid(Multiply(Square(x), 1.5)))",
         "Divide(Add(1, Exp(Neg(x))), x)",
-        "Divide(x, Add(1, Exp(x)))",  # x sigmoid(-x) is Multiply(x, -1)'s business, not this one's
+        "Divide(x, Add(1, Exp(x)))",  # x sigmoid(-x) must be written with Multiply(x, -1)
         "Divide(x, Add(1, Multiply(2, Exp(Neg(x)))))",
         "Multiply(x, HardSigmoid(x, alpha=0.16, beta=0.5))",
         "Multiply(x, HardSigmoid(z, alpha=0.16666667, beta=0.5))",
@@ -144,7 +144,7 @@ def test_what_only_looks_like_a_unit_is_none(expression):
 
 
 def test_a_squeeze_and_excite_gate_is_no_swish():
-    """sigmoid of the means times x: another tensor, however alike the graph looks."""
+    """sigmoid of the means times x: another tensor, although the graph looks the same."""
     assert units_of("Multiply(x, Sigmoid(Multiply(means, 1.702)))", means="f32[4,1]") == []
 
 
@@ -170,7 +170,7 @@ def test_a_constant_that_f32_does_not_hold_stays_an_operand():
     assert (unit.inputs[1].data.item(), unit.attrs["alpha"]) == (1.1, -1.0)
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.5)))", dtype="f64")))
     assert (len(unit.inputs), unit.attrs["alpha"]) == (1, 1.5)
-    # Sigmoid has no factor operand to put it in.
+    # Sigmoid has no operand for the factor.
     assert units_of("Reciprocal(Add(1, Exp(Multiply(x, -1.1))))", x="f64[8]") == []
     assert units_of("Reciprocal(Add(1, Exp(Multiply(x, -1.5))))", x="f64[8]") == ["sigmoid"]
 

@@ -1,4 +1,4 @@
-"""Large fused partitions are cut where that pays, and only there."""
+"""Large fused partitions are split only where that reduces the cost."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ KINDS = ("Sigmoid", "Add", "Multiply", "Tanh", "Abs", "Sqrt")
 
 @pytest.fixture
 def loops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every kernel is one loop, as a kernel of rows is."""
+    """Makes every kernel one loop, as a kernel of rows is."""
     monkeypatch.setattr("opgraph.partition.split.MAX_SHARED_COST", MAX_COST)
 
 
 def chained(g: og.Graph, value: og.LogicalTensor, count: int) -> og.LogicalTensor:
-    """`count` ops one after the other; some read the start again."""
+    """`count` ops in sequence; some read the start again."""
     start = value
     for i in range(count):
         kind = KINDS[i % len(KINDS)]
@@ -100,15 +100,15 @@ def test_where_too_many_values_are_alive_nothing_is_cut() -> None:
 
 
 def test_branches_that_have_nothing_to_do_with_each_other_become_pieces_of_their_own(loops: None) -> None:
-    """Whatever lies in a piece hangs together; `partition` checks it."""
+    """The ops of a piece are connected; `partition` checks it."""
     g = og.Graph()
     x, y = g.input("x", shape=("n",)), g.input("y", shape=("n",))
-    for i in range(120):  # two chains, op by op in turns
+    for i in range(120):  # two chains, with alternating ops
         kind = KINDS[i % 6] if i % 6 not in (1, 2) else "Neg"
         x, y = g.add_op(kind, x), g.add_op(kind, y)
     g.add_op("Add", x, y)
     parts = g.finalize().get_partitions()
-    most = MAX_COST + 16 * BYTE_COST / MAX_LOSS  # what is left of two values is no piece unless that pays
+    most = MAX_COST + 16 * BYTE_COST / MAX_LOSS  # the remainder of two values is a separate piece only if that pays
     assert len(parts) > 2 and all(cost(p) <= most for p in parts)
 
 
@@ -116,8 +116,8 @@ def test_a_named_unit_is_not_cut(loops: None) -> None:
     g = og.Graph()
     value = g.input("x", shape=(None,))
     for _ in range(3):
-        value = g.add_op("Abs", value)  # so that a kernel of the largest size would end inside a unit
-    for _ in range(100):  # softplus: inside it no more values are alive than between two of them
+        value = g.add_op("Abs", value)  # so that a kernel of maximum size would end inside a unit
+    for _ in range(100):  # softplus: no more values are alive inside it than between two of them
         value = g.add_op("Log", g.add_op("Add", g.add_op("Exp", value), 1.0))
     parts = g.finalize().get_partitions()
     assert len(parts) > 1
@@ -165,7 +165,7 @@ def around_a_softmax(before: int, after: int) -> og.Graph:
 def test_what_leads_to_rows_and_what_follows_split_rows_of_their_own(
     before: int, after: int, expected: list[int]
 ) -> None:
-    """In one kernel with the rows it would be compiled once for each pass over a row."""
+    """In one kernel with the rows these ops would be compiled once for each pass over a row."""
     g = around_a_softmax(before, after)
     parts = g.get_partitions()
     assert [len(p.ops) for p in parts] == expected
@@ -181,7 +181,7 @@ def test_a_softmax_between_pieces_computes_what_the_whole_does() -> None:
 
 
 def one_shape(part: Partition, g: og.Graph) -> bool:
-    """Whether all results but sums and row values have the shape of one loop."""
+    """True if all results except sums and row values have the shape of one loop."""
     makers = {t.id: op for op in part.ops for t in op.outputs}
     results = [t for t in part.output_ports if t.id not in part.rows.forms and makers[t.id].kind != "SumTo"]
     return len({t.dims for t in results}) < 2

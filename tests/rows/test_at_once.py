@@ -1,4 +1,4 @@
-"""Rows on the CPU of which all elements are in a few vectors: the bits are those of rows that are walked in blocks."""
+"""Rows on the CPU whose elements all fit into a few vectors: the bits are those of rows that are walked in blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.schedule.schedule import INNER, PERSISTENT_INNER, TRANSPOSED_INNER
 
 pytestmark = needs_lanes
 
-#: Every way to reduce, a value that waits for a later pass, an operand and a result of every kind, two sums of columns.
+#: All reductions, a value that is saved for a later pass, operands and results of all kinds, two column sums.
 ROWS = """graph(x: {t}[*,n,c], h: f16[*,n,c], w: f32[{w}c], b: bf16[n,1], a: f32[]) -> (y, z, k, m, s, q, t, dw, dv)
   wide: f32[*,n,c] = TypeCast(x)
   half: f32[*,n,c] = TypeCast(h)
@@ -71,7 +71,7 @@ def entries(f: og.Executable) -> set[str]:
 
 
 def text(columns: int, dtype: str = "f32", rank: int = 2, w: str = "") -> str:
-    """With a known size of rows, so that nothing else is compiled."""
+    """The graph with a known row size, so that only one form is compiled."""
     return ROWS.format(t=dtype, w=w).replace("*,", "l," * (rank - 2)).replace("c]", f"{columns}]")
 
 
@@ -86,7 +86,7 @@ def test_bits_are_those_of_rows_in_blocks(
 
 def test_strides_and_sums_whose_places_move(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     both_ways(text(20), feeds((37, 20), "f32", step=3), monkeypatch)
-    # Sums over n: each row of the innermost axis has cells of its own; over l: all rows of it have the same.
+    # Sums over n: each row of the innermost axis has separate cells; over l: all its rows share them.
     both_ways(text(30, rank=3, w="n,"), feeds((5, 19, 30), "f32", w=(19,)), monkeypatch)
     both_ways(text(30, rank=3, w="l,1,"), feeds((5, 19, 30), "f32", w=(5, 1)), monkeypatch)
 

@@ -1,4 +1,4 @@
-"""Rows side by side: reductions along axes that are not the last, and of short rows."""
+"""Rows side by side: reductions along axes other than the last, and of short rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opgraph.runtime import threads
 from opgraph.schedule.interleaved_rows import LANES
 from opgraph.schedule.schedule import INNER, OUTER, TRANSPOSED_INNER, CpuSchedule
 
-#: Two reductions that wait for each other, a value for each row, an operand along the row, sums of both kinds.
+#: Two dependent reductions, a value for each row, an operand along the row, sums of both kinds.
 ALONG = """graph(x: {t}[n,c,l], w: {t}[c,1], k: {t}[n,1,l]) -> (y, m, dw, dk)
   e = Tanh(x)
   m = ReduceMax(e, axes=[1], keep_dims=true)
@@ -109,11 +109,11 @@ def test_long_rows_and_single_ones_are_walked_one_after_the_other() -> None:
 
 
 def test_operands_in_any_memory() -> None:
-    """Transposed, with gaps, backwards."""
+    """Transposed, with gaps, reversed."""
     text = SHORT.format(t="f32")
     given = feeds(text, {"n": 100, "c": 8}, "f32")
     exact = og.evaluate(og.parse(text.replace("f32", "f64")), {n: v.astype(np.float64) for n, v in given.items()})
-    peer = {n: (v * (1 + 2.0**-23)).astype(np.float32) for n, v in exact.items()}  # one rounding, at all of them
+    peer = {n: (v * (1 + 2.0**-23)).astype(np.float32) for n, v in exact.items()}  # one rounding, at every element
     x = given["x"]
     for laid in (
         np.asfortranarray(x),

@@ -1,4 +1,4 @@
-"""Few long columns on the CPU: all threads add them up, with the same bits whatever their number."""
+"""Few long columns on the CPU: all threads add them, and the bits do not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opgraph.schedule.schedule import OUTER, SPLIT_COLUMN_SUM
 
 torch = pytest.importorskip("torch")
 
-#: A sum of each column of what is written as well, and the sum of the operand itself.
+#: A sum of each column of a written result, and the sum of the operand itself.
 BOTH = """graph(x: {t}[n,c], w: f32[c]) -> (y, s, p, m)
   wide: f32[n,c] = TypeCast(x)
   v = Multiply(wide, w)
@@ -100,7 +100,7 @@ def test_not_a_number_stays_in_its_column() -> None:
 @pytest.mark.parametrize("shape", [(40_000, 8), (4_100, 64), (300, 70, 3, 3)], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[int, ...], dtype: str) -> None:
-    """Several parameters' gradients: the long row that short ones are made into is a box's, with a cell in each sum."""
+    """Gradients of several parameters. The long row made of short ones belongs to a box, with a cell in each sum."""
     w = "w: {t}[c]" if len(shape) == 2 else "w: {t}[c,1,1]"
     names = [f"s{k}" for k in range(1, 6)]
     lines = [f"graph(x: {{t}}[{'n,c' if len(shape) == 2 else 'n,c,h,l'}], {w}) -> ({', '.join(names)})"]
@@ -117,8 +117,8 @@ def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[in
 
 
 def test_a_sum_to_the_shape_of_a_sum_of_rows_has_that_shape():
-    """Second derivatives of a norm over axes of which one has one element. The shape of the inner sum was taken for
-    that of its operand, so nothing was added up."""
+    """Second derivatives of a norm over axes one of which has size 1. The shape of the inner sum used to be taken for
+    that of its operand, so nothing was summed."""
     g = og.Graph()
     x = g.input("x", "f64", (33, 1, 17))
     centred = g.add_op("Subtract", x, g.add_op("ReduceMean", x, axes=[0, 1, 2], keep_dims=True))

@@ -1,4 +1,4 @@
-"""Extremes of few long columns on the CPU: threads share them, with the same bits whatever their number."""
+"""Extremes of few long columns on the CPU: threads share them, and the bits do not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opgraph.ir import dtypes
 from opgraph.runtime import threads
 from opgraph.schedule.schedule import OUTER, SPLIT_OUTER
 
-#: Several at once, what follows from one, and what is written beside them.
+#: Several extremes at once, ops after one of them, and results written in the same pass.
 EXTREMES = """graph(x: {t}[b,n,c], w: f32[c]) -> (y, h, l, p, s, r)
   wide: f32[b,n,c] = TypeCast(x)
   y = Multiply(wide, w)
@@ -58,7 +58,7 @@ def test_threads_share_columns_and_change_no_bits(dtype: str, monkeypatch: pytes
 def test_which_columns_stay_whole() -> None:
     extreme = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = ReduceMax(x, axes=[0])"))
     extreme(x=np.ones((40, 4096), np.float32))
-    assert followed(extreme)[-1] == OUTER  # threads have enough to do
+    assert followed(extreme)[-1] == OUTER  # threads have enough work
     waiting = og.compile(
         og.parse("graph(x: f32[n,c]) -> (y)\n  m = ReduceMax(x, axes=[0], keep_dims=true)\n  y = Subtract(x, m)")
     )

@@ -1,4 +1,4 @@
-"""GroupNorm, whole and spelled: reshapes inside a loop, and how operands are then read."""
+"""GroupNorm, whole and decomposed: reshapes inside a loop, and the resulting indexing of operands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cut(graph: og.Graph) -> list[tuple[str, int]]:
 
 
 def as_good_as_f32(got: Any, graph: og.Graph, given: dict[str, np.ndarray]) -> None:
-    """At most twice as far from the truth as the same ops in f32."""
+    """Checks that the error is at most twice that of the same ops in f32."""
     as_near(got, og.evaluate(graph, **given), og.evaluate(graph, given, dtype=None))
 
 
@@ -64,7 +64,7 @@ def test_groupnorm_of_an_inputs_relu_keeps_the_rank_of_one_element(shape: tuple[
 
 
 def test_sizes_that_the_model_says_are_the_same_kernel() -> None:
-    """Both reshapes with all sizes written out, groups as an axis of their own in one place and not in the other."""
+    """Both reshapes have all sizes written out; groups are a separate axis in one place and not in the other."""
     text = (
         SPELLED.replace("n,12,h,w", "2,12,5,6").replace("[0,3,-1]", "[2,3,4,5,6]").replace("axes=[2]", "axes=[2,3,4]")
     )
@@ -106,7 +106,7 @@ def test_groups_with_the_channels_last_are_a_kernel_but_for_few_channels_of_f64(
     choose = np.random.default_rng(0)
     shapes = {"x": (2, 9, 7, 24), "g": (24,), "b": (24,)}
     given = {name: choose.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    given["x"] += np.arange(24, dtype=np.float32) / 8  # groups differ: mixing them up shows
+    given["x"] += np.arange(24, dtype=np.float32) / 8  # groups differ, so that mixing them up is visible
     as_good_as_f32(og.compile(graph)(**given), graph, given)
 
 
@@ -176,7 +176,7 @@ def test_groupnorm_as_torch_exports_it_is_one_kernel_beside_what_a_library_runs(
 def test_groupnorm_that_torch_exports_with_sizes_nobody_knows_is_one_kernel_with_its_neighbours(
     opset: int, count: int
 ) -> None:
-    """Before opset 21 it ends in Reshape(y, Shape(x)), and Shape is no op of the graph then."""
+    """Before opset 21 it ends in Reshape(y, Shape(x)), and Shape is then no op of the graph."""
     pytest.importorskip("onnxscript", reason="torch's exporter needs it")
     import exported
 
@@ -303,7 +303,7 @@ def test_a_reshape_of_no_elements_makes_the_shape_that_it_states(batch: int | st
     assert (got["y"].shape, got["z"].shape) == ((0, 6), (0,))
 
 
-#: Where a kernel takes an axis for another one, or a factor for a number, which it is not where there are no elements.
+#: A kernel that treats an axis as another one, or a factor as a number, which is wrong where there are no elements.
 NOTHING = {
     "an axis is dropped": (
         "graph(x: f32[n,3,?], b: f32[]) -> (y, z, w)\n  a = Add(x, x)\n"
@@ -410,7 +410,7 @@ def test_a_sum_to_ones_beside_groups_is_written_where_the_caller_says(like: str)
     np.testing.assert_allclose(outs["s"], given["x"].sum(dtype=np.float64), rtol=1e-6)
 
 
-#: Reshapes of an axis into several of unknown size, beside what lies along one axis alone, which is not the last.
+#: Reshapes of an axis into several of unknown size, with an operand along a single axis that is not the last.
 ALONG_ONE = {
     "an index": (
         "graph(z: f32[?,3,?], u: f32[?]) -> (w, y)\n  m = ReduceMean(z, axes=[2], keep_dims=true)\n"
@@ -439,7 +439,7 @@ def test_what_lies_along_one_axis_does_not_tell_the_size_of_the_last_one(case: s
 
 
 def test_a_sum_of_rows_beside_one_reshape_may_be_reshaped_by_another_kernel() -> None:
-    """`d` is [4,5] to the kernel that makes it, beside [4,5,2,3], and [2,2,5] to the one that reads it."""
+    """The kernel that makes `d` has it as [4,5], next to [4,5,2,3]; the kernel that reads it has [2,2,5]."""
     graph = og.parse(
         """graph(x: f32[4,5,6], y: f32[4,5]) -> (n, d, s)
       r = StaticReshape(x, shape=[4,5,2,3], special_zero=false)

@@ -1,4 +1,4 @@
-"""Rows that are groups of lanes: reduced axes on both sides of one that is kept, as in GroupNorm of NXC."""
+"""Rows that are groups of lanes: reduced axes on both sides of a kept one, as in GroupNorm of NXC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opgraph.ir import dtypes
 from opgraph.runtime import cpu_compiler, threads
 from opgraph.schedule.schedule import GROUPS
 
-#: Every way to reduce, values of groups, read and written, a sum for each channel, what varies along rows alone.
+#: All reductions, values of groups that are read and written, a sum for each channel, an operand along rows only.
 TEXT = """graph(x: {t}[n,h,w,g,c], k: {t}[g,c], o: {t}[n,1,1,g,1], v: {t}[w,1,1]) -> (y, m, s, p, d)
   a = Multiply(x, v)
   m = ReduceMax(a, axes=[1,2,4], keep_dims=true)
@@ -41,7 +41,7 @@ def given(shape: tuple[int, ...], dtype: str) -> dict[str, np.ndarray]:
     n, _, w, g, c = shape
     shapes = {"x": shape, "k": (g, c), "o": (n, 1, 1, g, 1), "v": (w, 1, 1)}
     made = {name: rng.uniform(0.5, 1, s).astype(dtypes.get(dtype).numpy) for name, s in shapes.items()}
-    made["x"] += np.arange(g, dtype=made["x"].dtype)[:, None] / 4  # groups differ: mixing them up shows
+    made["x"] += np.arange(g, dtype=made["x"].dtype)[:, None] / 4  # groups differ, so that mixing them up is visible
     return made
 
 
@@ -49,7 +49,7 @@ def given(shape: tuple[int, ...], dtype: str) -> dict[str, np.ndarray]:
 def test_groups_of_any_size_are_reduced_in_any_cut_with_the_same_bits(
     dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole rows to a box, and pieces of them; strips filled and not; elements by turns, and the rest."""
+    """Whole rows in a box, and pieces of them; full and partial strips; elements in turns, and the remainder."""
     f = og.compile(og.parse(TEXT.format(t=dtype)))
     _, parallel = threads.team(1 << 30)
     for shape in [(2, 3, 5, 7, 3), (3, 8, 9, 2, 64), (1, 41, 30, 16, 5), (1, 64, 65, 9, 10), (17, 4, 4, 32, 2)]:
@@ -98,7 +98,7 @@ def test_groupnorm_with_the_channels_last_is_as_good_as_torch(c: int, groups: in
 @pytest.mark.parametrize("operands", ["a, x", "x, a"])
 @pytest.mark.parametrize("width", ["1", "w"], ids=["of one element", "of stride 0"])
 def test_an_operand_that_repeats_along_the_last_axis_of_a_row(operands: str, width: str) -> None:
-    """It moves along the row's axis before that one, and may be the kernel's first operand that moves at all."""
+    """It moves along the row's previous axis, and may be the kernel's first operand that moves at all."""
     f = og.compile(
         og.parse(
             f"graph(a: f32[n,h,{width},g,c], x: f32[n,h,w,g,c]) -> (y)\n"
@@ -148,7 +148,7 @@ def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str
 
 
 def test_exponentials_over_lanes_are_no_calls() -> None:
-    """A compiler vectorises only what it has inlined into the loop over lanes."""
+    """A compiler vectorises only functions that it has inlined into the loop over lanes."""
     compiler = cpu_compiler.find_compiler()
     if compiler is None or not compiler.is_gcc:
         pytest.skip("needs GCC")

@@ -1,4 +1,4 @@
-"""Rows on the CPU: 16 floats at a time by AVX-512 give the bits that one float at a time gives."""
+"""Rows on the CPU: 16 floats at a time with AVX-512 give the same bits as one float at a time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from opgraph.ir import dtypes
 
 pytestmark = needs_lanes
 
-#: Every way to reduce, a value that is kept in the result and one in a buffer, a truth value, an operand of every kind
-#: (contiguous, one number, one for each row and each column), results of 16 bits, and sums of both kinds.
+#: All reductions, a value saved in the result and one in a buffer, a truth value, operands of all kinds (contiguous,
+#: one number, one for each row and each column), results of 16 bits, and sums of both kinds.
 ROWS = """graph(x: {t}[n,c], h: f16[n,c], w: f32[c], b: bf16[n,1], a: f32[]) -> (y, z, k, m, s, q, dw, db)
   wide: f32[n,c] = TypeCast(x)
   half: f32[n,c] = TypeCast(h)
@@ -39,7 +39,7 @@ ROWS = """graph(x: {t}[n,c], h: f16[n,c], w: f32[c], b: bf16[n,1], a: f32[]) -> 
   db = SumTo(g, row)
 """
 
-#: Sums of columns alone: several rows are taken at a time.
+#: Only column sums: several rows are processed at a time.
 COLUMNS = """graph(x: f32[n,c], g: bf16[n,c], w: f32[c]) -> (y, dw, db)
   wide: f32[n,c] = TypeCast(g)
   m = ReduceMean(x, axes=[1], keep_dims=true)
@@ -115,7 +115,7 @@ def test_exponentials_of_rows_near_and_far_from_their_largest_element(
 
 @pytest.mark.parametrize("like", ["f32[n,1]", "f32[]"], ids=("rows", "all"))
 def test_columns_beside_sums_along_rows(like: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a row adds up goes to a cell of its own, so such rows are not taken together."""
+    """Each row's sum goes to a separate cell, so such rows are not processed together."""
     text = f"""graph(x: f32[n,c], w: f32[c], b: {like}) -> (y, dw, db)
       m = ReduceMean(x, axes=[1], keep_dims=true)
       d = Subtract(x, m)

@@ -1,4 +1,4 @@
-"""Loops over rows: what is fused, what the loop says, and numbers that are right whatever the rows look like."""
+"""Loops over rows: the fused ops, the loop's text, and correct numbers for rows of all kinds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lowered(text: str, **options: Any) -> Lowered:
     return lower(partition, **options)
 
 
-# -- what is fused ----------------------------------------------------------------------------------------------------
+# -- fusion -----------------------------------------------------------------------------------------------------------
 
 
 def test_rmsnorm_in_small_ops_is_one_kernel_with_what_is_before_and_after() -> None:
@@ -87,7 +87,7 @@ def test_the_report_names_the_axes_of_rows() -> None:
 
 
 def test_what_a_sum_leads_back_to_is_one_kernel() -> None:
-    """x - sum(x): SumTo as gradients write it."""
+    """x - sum(x), with SumTo as gradients write it."""
     text = """graph(x: f32[n,c], k: f32[n,1]) -> (y)
       t = Tanh(x)
       s = SumTo(t, k)
@@ -96,7 +96,7 @@ def test_what_a_sum_leads_back_to_is_one_kernel() -> None:
 
 
 def test_a_value_without_the_axes_of_its_row_is_not_taken_for_one_along_the_row() -> None:
-    """s[n] in x[n,n] lies along the last axis, as NumPy has it."""
+    """s[n] in x[n,n] lies along the last axis, as in NumPy."""
     text = "graph(x: f64[3,3]) -> (y)\n s = ReduceSum(x, axes=[1])\n y = Multiply(x, s)"
     x = samples((3, 3), "f64")
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x), x * x.sum(1))
@@ -177,7 +177,7 @@ def test_a_factor_of_the_row_leaves_its_sum(dtype: str) -> None:
       y = Multiply(h, s)
     """
     loop = lowered(text).loop
-    assert pass_counts(loop)[0] == 3  # the sum is made beside the variance, whose root and itself it is multiplied by
+    assert pass_counts(loop)[0] == 3  # the pass of the variance makes the sum too; its factors v and r follow
     assert pass_counts(lowered(text, rounding="each").loop)[0] == (3 if dtype == "f32" else 4)
     given = {"x": samples((5, 700), dtype), "g": samples((5, 700), dtype, 1)}
     exact, peer = og.evaluate(og.parse(text), given), og.evaluate(og.parse(text), given, dtype=None)
@@ -189,7 +189,7 @@ def test_exp_in_a_softmax_is_computed_once() -> None:
     loop = lowered(SOFTMAX.format(t="f32").replace("[*]", "[n,c]")).loop
     layout = bind(loop, [(5, 40)], [(40, 1)])
     assert host_source(in_order(loop, layout.variant)).functor.count("og::exp") == 1
-    # In bf16 it cannot wait in the result: there is a buffer for rows that fit, and else it is computed again.
+    # In bf16 it cannot be saved in the result: there is a buffer for rows that fit; for others it is recomputed.
     loop = lowered(SOFTMAX.format(t="bf16").replace("[*]", "[n,c]")).loop
     functor = host_source(in_order(loop, bind(loop, [(5, 40)], [(40, 1)]).variant)).functor
     assert "kept_bytes = sizeof(float)" in functor and functor.count("og::exp") == 3
@@ -197,7 +197,7 @@ def test_exp_in_a_softmax_is_computed_once() -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_what_is_rounded_to_be_stored_is_rounded_once_for_all_passes(dtype: str) -> None:
-    """In a norm of a sum of 16 bits, whose mean is that of the stored sum, rounding took a seventh of forward."""
+    """In a norm of a 16-bit sum, whose mean is that of the stored sum, rounding took a seventh of forward."""
     text = f"""graph(a: {dtype}[n,c], b: {dtype}[n,c]) -> (h, y)
       h = Add(a, b)
       w: f32[n,c] = TypeCast(h)
@@ -271,7 +271,7 @@ def test_loops_over_rows_run_in_numpy_and_torch(seed: int) -> None:
 def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(dtype: str) -> None:
     kernel = og.compile(og.parse(ALL.format(t=dtype)))
     softmax = og.compile(og.parse(SOFTMAX.format(t=dtype).replace("[*]", "[n,c]")))
-    few = [(15, n) for n in (1, 2, 63, 64, 65, 257)]  # of three rows torch's best luck would be the measure
+    few = [(15, n) for n in (1, 2, 63, 64, 65, 257)]  # with three rows torch's best luck would be the measure
     for rows, length in [*few, (3, 8192), (3, 70_001), (20_000, 3)]:
         x = samples((rows, length), dtype)
         wide = x.astype(np.longdouble)
@@ -354,7 +354,7 @@ def test_a_row_of_one_element_may_add_up_f64_beside_results_of_f32() -> None:
 
 
 def test_a_division_by_a_row_value_is_right_for_any_two_floats() -> None:
-    """It is done by two products; extremes, zeros, infinities and NaN come out as of a division."""
+    """It is computed by two products; extremes, zeros, infinities and NaN have the results of a division."""
     text = "graph(x: f32[n,c]) -> (y)\n s = ReduceMax(x, axes=[-1], keep_dims=true)\n y = Divide(x, s)"
     special = np.array([0, 1e-45, 1e-40, 1.2e-38, 1, 3, 1e30, 3.4e38, np.inf], np.float32)
     x = np.stack([*[np.minimum(special, top) for top in special], np.append(special[1:], np.float32(np.nan))])
@@ -402,7 +402,7 @@ def test_sums_of_16_bits_end_the_loop_of_an_opened_op() -> None:
     assert [p.kind for p in graph.get_partitions()] == ["fused"]
 
 
-#: Few long rows are cut; these are such.
+#: Graphs with few long rows, which are split.
 LONG = {
     "softmax": ("graph(x: f32[n,c]) -> (y)\n y = SoftMax(x, axis=-1)", (2, 150_001)),
     "all": (
@@ -454,7 +454,7 @@ def test_results_may_lie_over_inputs() -> None:
 
 # -- training ---------------------------------------------------------------------------------------------------------
 
-#: A graph, its inputs' shapes, and what is kept for backward besides its inputs.
+#: A graph, its inputs' shapes, and the tensors saved for backward besides its inputs.
 TRAINED: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]] = {
     "RMSNorm in small ops": (RMS.format(t="f32"), {"x": (7, 40), "w": (40,)}, {"value": (7, 1)}),
     "LayerNorm": (
@@ -505,7 +505,7 @@ def test_in_bf16_a_norm_is_rounded_once_and_with_rounding_each_after_every_op() 
 
 @pytest.mark.parametrize(("along", "fits", "longer"), [("-1", (3, 9000), (3, 40_000)), ("0", (200, 70), (700, 70))])
 def test_rows_that_fit_have_a_text_of_their_own(along: str, fits: tuple[int, int], longer: tuple[int, int]) -> None:
-    """What waits of longer ones has no room, and is computed again. Of unknown sizes one text does both."""
+    """Longer rows have no room for saved values, which are recomputed. For unknown sizes one text does both."""
     text = f"""graph(x: bf16[n,c]) -> (y)
       w: f32[n,c] = TypeCast(x)
       e = Exp(w)

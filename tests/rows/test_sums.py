@@ -1,4 +1,4 @@
-"""Fused partitions that end in sums: what is fused, what the loop says; numbers that are right, and always the same."""
+"""Fused partitions that end in sums: the fused ops, the loop's text, and numbers that are right and reproducible."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def as_torch(array: np.ndarray) -> Any:
 
 
 def assert_sum(got: np.ndarray, value: np.ndarray, shape: tuple[int, ...]) -> None:
-    """At most twice as far from the truth as torch's sum of the same values, or one rounding of the result."""
+    """Checks that the error is at most twice that of torch's sum of the same values, or one rounding of the result."""
     exact = truth(value.astype(np.longdouble), shape)
     peer = as_torch(value).sum_to_size(shape).to(torch.float64).numpy()
     assert got.shape == exact.shape
@@ -74,7 +74,7 @@ def assert_sum(got: np.ndarray, value: np.ndarray, shape: tuple[int, ...]) -> No
     assert off <= max(2 * np.abs(peer - exact).max(), one), f"{off} from the truth; torch {np.abs(peer - exact).max()}"
 
 
-# -- what is fused ----------------------------------------------------------------------------------------------------
+# -- fusion -----------------------------------------------------------------------------------------------------------
 
 
 def test_sums_of_any_shape_end_the_partition_that_makes_their_values() -> None:
@@ -584,7 +584,7 @@ def test_a_sum_may_take_the_place_of_the_parameter_that_it_belongs_to() -> None:
 
 
 def test_no_result_is_written_while_its_place_may_still_be_read() -> None:
-    """A box completes sums of rows whose place holds factors of columns, which later boxes read."""
+    """A box completes row sums whose memory holds factors of columns, which later boxes read."""
     text = """graph(x: f32[1,n,n], p: f32[n]) -> (s)
       %0 = Multiply(x, p)
       s = SumTo(%0, p, data_format="NCX")"""

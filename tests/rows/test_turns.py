@@ -1,4 +1,4 @@
-"""Rows on the CPU that take turns in their last pass, and that ask for memory before they need it."""
+"""Rows on the CPU that alternate in their last pass, and that prefetch memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def feeds(rows: int, columns: int, dtype: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_turns_do_not_change_bits(dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Four short rows in the first cache, rows that take no turns, and rows in parts of 1024; rows that are left over,
-    # and rows of which each begins elsewhere in a line of the cache.
+    # Four short rows in the first cache, rows that do not alternate, and rows in parts of 1024; remaining rows, and
+    # rows that each begin at another place in a cache line.
     for rows, columns in [(1, 70), (7, 100), (9, 512), (6, 1500), (5, 4096), (7, 4099), (3, 5120), (2, 20_000)]:
         both_ways(NORM.format(t=dtype), feeds(rows, columns, dtype), monkeypatch)
 

@@ -1,4 +1,4 @@
-"""The table of schedules: each row takes its example and leaves its counter-example, which runs by another row."""
+"""The table of schedules: each row matches its example and not its counter-example, which another row matches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DECISIONS = Path(__file__).parents[2] / "specs" / "decisions"
 
 
 def chosen(text: str, target: str) -> Schedule:
-    """On a machine with vectors of 16 floats, or a GPU."""
+    """The schedule on a machine with vectors of 16 floats, or on a GPU."""
     return choose_schedule(*bound(text), Cpu(lanes=True) if target == "cpu" else Cuda())
 
 
@@ -89,7 +89,7 @@ def test_each_name_has_a_row() -> None:
 
 
 def test_a_schedule_is_a_value() -> None:
-    """Equal for equal loops and layouts; on the CPU calls of other sizes share a kernel."""
+    """Schedules of equal loops and layouts are equal; on the CPU calls of other sizes share a kernel."""
     text = "graph(x: f32[{},40]) -> (y)\n  y = SoftMax(x, axis=-1)"
     one, same, other = (chosen(text.format(n), "cpu") for n in (100, 100, 300))
     assert one == same != other and str(one) == str(same)

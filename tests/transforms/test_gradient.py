@@ -1,4 +1,4 @@
-"""Gradients as graphs: right against differences in float64, again for second derivatives, and free of leaks."""
+"""Gradients as graphs: compared with differences in float64, also second derivatives, and without leaks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opgraph.transforms.adjoint import Conditional, Conditions
 
 R = np.random.default_rng(0)
 
-#: Graphs, and by what they are differentiated.
+#: Graphs, and the inputs by which they are differentiated.
 GRAPHS = {
     "swish with a per-channel factor": (
         "graph(x: f64[?,8], a: f64[8]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)",
@@ -102,7 +102,7 @@ def differences(graph: og.Graph, name: str, feeds: dict[str, np.ndarray], ds: Ma
 
 
 def agrees(graph: og.Graph, wrt: Sequence[str], feeds: dict[str, np.ndarray]) -> og.Graph:
-    """Checks the gradient graph of a graph, and gives it."""
+    """Checks the gradient graph of a graph, and returns it."""
     h = og.gradient(graph, wrt)
     assert [t.name for t in h.outputs] == [f"d_{name}" for name in wrt]
     ds = {k: R.standard_normal(v.shape) for k, v in as_dict(graph, og.evaluate(graph, feeds)).items()}
@@ -176,7 +176,7 @@ def test_the_branch_not_taken_never_shows(yes: str, no: str, shared: bool) -> No
 
 
 def test_a_value_of_two_branches_that_leave_a_third_never_shows_there() -> None:
-    """Both ask for x / z, and where neither is taken, z is 0."""
+    """Both use x / z, and where neither is taken, z is 0."""
     text = """graph(x: f64[n], z: f64[n]) -> (y)
       q = Divide(x, z)
       c = Atan(q)
@@ -193,7 +193,7 @@ def test_a_value_of_two_branches_that_leave_a_third_never_shows_there() -> None:
 
 
 def test_a_leak_would_be_seen() -> None:
-    """The gradient that writes the Select at once is NaN: what the test above would see."""
+    """The gradient that writes the Select directly is NaN: the test above would detect it."""
     with np.errstate(all="ignore"):
         x = np.array([-1.0])
         assert np.isnan(np.where(x > 0, 1.0, 0.0) * 0.5 / np.sqrt(x)).all()
@@ -243,7 +243,7 @@ def test_a_name_that_would_be_used_twice_is_refused() -> None:
 
 
 def choices(count: int) -> og.Graph:
-    """A chain of choices between the value so far and one tensor that all of them read."""
+    """A chain of choices between the current value and one tensor that all of them read."""
     g = og.Graph()
     x = value = g.input("x", "f64", ("n",))
     for i in range(count):
@@ -256,7 +256,7 @@ def choices(count: int) -> og.Graph:
 def test_the_gradient_of_a_chain_of_choices_is_as_much_work_as_the_chain_is_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Counted: the ops that it has, and the conditions that contributions carry on the way."""
+    """Counts the gradient's ops, and the conditions that contributions carry on the way."""
     carried = 0
     under = Conditional.under
 
@@ -278,7 +278,7 @@ def test_the_gradient_of_a_chain_of_choices_is_as_much_work_as_the_chain_is_long
 
 @pytest.mark.parametrize("count", [3, 8, 9, 10, 40])
 def test_the_gradient_of_a_chain_of_choices_is_that_of_the_branches_taken(count: int) -> None:
-    """Of branches that are not taken derivatives are infinite and NaN: of the square root at 0 and below."""
+    """Branches that are not taken have infinite or NaN derivatives: the square root at 0 and below."""
     x = np.concatenate([R.uniform(-1, 1, 500), [0.0, -0.0, 1e-300]])
     value, slope = x, np.ones_like(x)
     with np.errstate(all="ignore"):
@@ -296,7 +296,7 @@ def test_a_long_chain_is_differentiated_in_linear_time() -> None:
     g = og.Graph()
     x = g.input("x", "f32", ("n",))
     value = x
-    for _ in range(3000):  # more than Python's stack
+    for _ in range(3000):  # more than the depth of Python's stack
         value = g.add_op("Sin", value)
     h = og.gradient(g, ("x",))
     assert len(h.ops) < 4 * 3000
@@ -338,7 +338,7 @@ def test_group_norm_of_no_samples_has_a_gradient(layout: str) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 4), (4, 4, 2, 3)])
 def test_a_condition_on_a_sum_along_a_channel_axis_holds_for_its_channel(shape: tuple[int, ...]) -> None:
-    """Where the last axis is as long, a condition that lay along that would go unnoticed."""
+    """If the last axis has the same length, a condition along that axis would go unnoticed."""
     text = f"""graph(x: f64{list(shape)}, b: f64[4]) -> (y)
       q = Square(x)
       s = SumTo(q, b, data_format="NCX", per_channel_broadcast=true)
@@ -482,7 +482,7 @@ def test_a_name_that_two_constants_have_is_refused() -> None:
 def test_the_gradient_of_a_reduction_along_axes_known_at_run_time(kind: str, axes: tuple[int, ...]) -> None:
     graph = og.parse(f"graph(x: f64[2,3], axes: s32[?]) -> (y)\n  y = {kind}(x, axes, keep_dims=true)")
     x = R.standard_normal((2, 3))
-    x[0, 0] = -abs(x[0, 0])  # along no axes it is the result
+    x[0, 0] = -abs(x[0, 0])  # along no axes the result is the input itself
     feeds: dict[str, Any] = {"x": x, "axes": np.array(axes, np.int32)}
     d = R.standard_normal(np.shape(og.evaluate(graph, feeds)))
     slope = og.gradient(graph, "x")

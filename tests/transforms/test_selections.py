@@ -1,4 +1,4 @@
-"""Comparisons of a value with elements selected from it: forward and backward ask one computation of the value."""
+"""Comparisons of a value with elements selected from it: forward and backward use one computation of the value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VALUES = {
 }  # fmt: skip
 MAX = "m = ReduceMax(v, axes=[{axis}], keep_dims=true)\n  "
 CHOICE = "\n  s = Sin(x)\n  y = Select(c, s, v)"
-#: What reads the value and its largest elements.
+#: Ops that read the value and its largest elements.
 READERS = {
     "both": MAX + "y = Multiply(v, m)",
     "dropped axis": "m = ReduceMin(v, axes=[{axis}], keep_dims=false)\n"
@@ -27,7 +27,7 @@ READERS = {
     "as sizes": "a = Abs(v)\n  m = ReduceMax(a, axes=[{axis}], keep_dims=true)\n  c = GreaterEqual(a, m)\n"
     "  y = Select(c, v, x)",
 }  # fmt: skip
-#: Comparisons in which the value, what was selected from it, or both went through other ops first.
+#: Comparisons in which the value, the selected elements, or both go through other ops first.
 WAYS = {
     "difference": MAX + "d = Subtract(v, m)\n  c = Equal(d, 0.0)" + CHOICE,
     "sign": MAX + "d = Subtract(v, m)\n  g = Sign(d)\n  s = Sin(x)\n  h = Multiply(g, s)\n  y = Add(h, v)",

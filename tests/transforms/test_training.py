@@ -1,4 +1,4 @@
-"""Training with NumPy alone: vjp, and the contract on what is kept from forward to backward."""
+"""Training with NumPy alone: vjp, and the contract for the tensors saved from forward to backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opgraph.transforms.gradient import differentiated, prepared
 
 SWISH = "graph(x: f32[n,8], a: f32[8]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sigmoid(%0)\n  y = Multiply(x, %1)"
 
-#: Graphs, by what they are differentiated, and what is kept: (name, role, bytes).
+#: Graphs, the inputs by which they are differentiated, and the saved tensors: (name, role, bytes).
 KEPT = {
     "one input: it is kept": (
         "graph(x: f32[64,64]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)",
@@ -241,7 +241,7 @@ def test_nothing_else_stays_alive(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, case in KEPT.items() if any(not e[0] for e in case[2])])
 def test_what_is_kept_in_place_of_an_input_tells_as_much(name: str) -> None:
-    """At ties, bounds, infinities and NaN: the gradients that the inputs themselves give."""
+    """At ties, bounds, infinities and NaN the gradients are those computed from the inputs themselves."""
     text, wrt, _ = KEPT[name]
     g = og.parse(text)
     rng, special = np.random.default_rng(0), [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, np.inf, -np.inf, np.nan, 1e-40]
@@ -340,7 +340,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_tensor_that_backward_reads_and_that_was_changed_in_place_is_noticed(name: str) -> None:
-    """As autograd does, by torch's own count; changes before forward, or of what is not read, are nobody's harm."""
+    """As in autograd, by torch's own counter; changes before forward, or of unread tensors, are harmless."""
     torch = pytest.importorskip("torch")
     text, wrt, changed = CHANGED[name]
     f = og.compile(og.parse(text), wrt=wrt)
@@ -366,7 +366,7 @@ def test_a_tensor_that_backward_does_not_read_may_change() -> None:
     x.mul_(2)
     torch.testing.assert_close(vjp(torch.ones(5, 8))["x"], 1 - first * first)
     with torch.inference_mode():
-        y, vjp = f.vjp(x=torch.randn(5, 8))  # of which torch counts nothing
+        y, vjp = f.vjp(x=torch.randn(5, 8))  # torch does not count its changes
         assert vjp(torch.ones(5, 8))["x"].shape == y.shape
 
 
@@ -374,7 +374,7 @@ def test_a_tensor_that_backward_does_not_read_may_change() -> None:
     "name", ["where the output suffices, the output", "a branch by another tensor: its mask of one byte"]
 )
 def test_one_cheapest_value_needs_no_search(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "networkx", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "networkx", None)  # as if it were not installed
     test_what_is_kept(name)
 
 
@@ -402,7 +402,7 @@ def test_ways_from_each_input_show_that_no_cut_is_cheaper_and_never_say_so_wrong
 
 
 def test_sizes_add_up_exactly_so_that_equal_cuts_are_the_same_in_every_process() -> None:
-    """Rounding would choose by the order in which networkx walks its sets, which begins elsewhere each time."""
+    """With rounding, the choice would depend on the order of networkx's sets, which differs between processes."""
     weights = [w for seed in range(20) for w in _random_cut(seed).weights.values()]
     assert len(weights) > 50 and all(isinstance(w, int) for w in weights)
 
@@ -441,7 +441,7 @@ def test_a_constant_may_be_an_output_beside_values_that_are_kept() -> None:
     np.testing.assert_array_equal(f.vjp(x=x, w=x)[0]["k"], np.array([0.5, 4], np.float32))
 
 
-#: Graphs with names that kept values might have, each beside the same graph without.
+#: Graphs with names that saved values might have, each with the same graph without them.
 NAMES = {
     "an input": (
         "graph(x: f32[8], kept_2: f32[8]) -> (y)\n  a = Add(x, kept_2)\n  b = Sigmoid(a)\n  y = Multiply(a, b)",
