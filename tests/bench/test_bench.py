@@ -471,7 +471,7 @@ def test_entries_are_planned_in_their_dtypes_alone() -> None:
 
 
 def test_the_memory_that_a_row_needs_is_that_of_its_arrays_and_of_what_peers_allocate() -> None:
-    """For swish over 1M f32, 4 MiB each: x and y, twice for the copy, and two results; backward also the gradients."""
+    """For swish over 1M f32, 4 MiB each: x and y, again for the copy, and two results; backward also the gradients."""
     forward, backward = jobs(("activation",), ("swish",), device="cpu", quick=True)
     assert [needed_bytes(j) for j in (forward, backward)] == [6 << 22, 10 << 22]
     page, total = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")

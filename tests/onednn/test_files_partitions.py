@@ -66,7 +66,6 @@ def test_a_file_of_pointwise_ops_is_one_kernel(name: str) -> None:
 # In every file, two neighbours that kernels can contain are in one partition, unless the graph forbids it: a path
 # between the partitions leads through an op that no kernel contains (both in one would be a cycle), or a total over one
 # shape is read in a loop over another (it is complete only after its own loop has ended).
-# total over one shape is read in a loop over another (it is whole only when its own loop has ended).
 
 
 def is_held(op: og.Op) -> bool:
