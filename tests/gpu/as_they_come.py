@@ -1,7 +1,7 @@
 """A pytest plugin for a run that may be cut off, on a GPU that may be lost: `-p as_they_come`.
 
 A failure is printed when it occurs, not at the end, and `--outcomes FILE` gets a line for each test as it ends. With
-`--again FILE`, tests that passed or were skipped by such a file are left out: failures and tests that never ran remain.
+`--again FILE`, tests that such a file lists as passed or skipped are left out: failures and tests not yet run remain.
 After an illegal access CUDA refuses every call of a process. A pytest-xdist worker in this state exits and is replaced,
 so that one bad test loses only itself. With `--gpu` a missing GPU is a failure instead of a skip.
 """
