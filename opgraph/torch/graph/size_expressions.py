@@ -9,12 +9,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from opgraph.runtime.providers.torch_internals import tree_leaves
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.torch_internals import allows, python_text
 
+aten = torch.ops.aten
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 #: What symbolic sizes are, and what follows from them.
 SYMBOLIC: Any = tuple(_NUMBERS)
@@ -59,6 +60,7 @@ class Expressions:
         self._symbols = symbols
         self._samples = samples
         self._names: dict[str, str] = {}  # text -> name
+        self._known: dict[Any, str | None] = {}  # expression and type -> text
         #: Type and values -> text: 5 is not 5.0.
         self._found: dict[tuple[Any, ...], str] = {}
         #: Texts of equal values for all samples, which have to be equal for the sizes of a call.
@@ -76,6 +78,25 @@ class Expressions:
             other = repr(values[0]) if is_fixed else known.setdefault(tuple(values), text)
             if other != text and any(str(symbol) in text for symbol in symbols):
                 self._equal.append(f"({other}) == ({text})")
+        for numbers in filter(is_symbolic, _parts(module)):
+            self._equal += self._blocks([self._text_of(number) for number in numbers])
+
+    def _blocks(self, texts: Sequence[str | None]) -> list[str]:
+        """The conditions under which a part fills the block of an axis that it fills for all samples (`axis_splits`).
+
+        Args:
+            texts: of the sizes of the axis and of the part, and of the part's first place.
+        """
+        whole, part, first = texts
+        if whole is None or part is None or first is None:
+            return []
+        blocks = set()
+        for size, own, begin in (self._function([whole, part, first])(*sizes) for sizes in self._samples):
+            if not own or size % own or begin % own:
+                return []
+            blocks.add((size // own, begin // own))
+        conditions = [f"({whole}) == {count} * ({part}) and ({first}) == {place} * ({part})" for count, place in blocks]
+        return conditions if len(blocks) == 1 else []
 
     def name(self, first: Any, second: Any) -> Any:
         """What stands for the two values of one number: the number where they are equal, else an expression's name.
@@ -160,18 +181,18 @@ class Expressions:
             return False
         return all(type(a) is type(b) and math.isclose(a, b, rel_tol=1e-12) for a, b in zip(values, wanted))
 
+    def _text_of(self, number: Any) -> str | None:
+        """A number, symbolic or not, as `_text` gives it."""
+        if not isinstance(number, SYMBOLIC):
+            return str(number)
+        key = number.node.expr, type(number)
+        if key not in self._known:
+            self._known[key] = self._text(number)
+        return self._known[key]
+
     def _texts(self, module: GraphModule) -> Iterator[str]:
         """Sizes, strides, arguments, and the sizes of axes that lie beside each other, multiplied."""
-        known = dict[Any, str | None]()
-
-        def text(number: Any) -> str | None:
-            if not isinstance(number, SYMBOLIC):
-                return str(number)
-            key = number.node.expr, type(number)
-            if key not in known:
-                known[key] = self._text(number)
-            return known[key]
-
+        text = self._text_of
         for node in module.graph.nodes:
             numbers: list[Any] = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, SYMBOLIC)]
             for value in tree_leaves(value_of(node)):
@@ -184,6 +205,28 @@ class Expressions:
                         if None not in sizes[begin:end]:
                             yield " * ".join(f"({size})" for size in sizes[begin:end])
             yield from (found for number in numbers if (found := text(number)) is not None)
+
+
+def is_symbolic(numbers: Iterable[Any]) -> bool:
+    """True if one of these numbers is symbolic."""
+    return any(isinstance(number, SYMBOLIC) for number in numbers)
+
+
+def _parts(module: GraphModule) -> Iterator[tuple[Any, Any, Any]]:
+    """For the part that `slice_scatter` or `constant_pad_nd` puts into an axis: the sizes of the axis and of the part,
+    and the part's first place."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target not in (aten.slice_scatter.default, aten.constant_pad_nd.default):
+            continue
+        sizes = value_of(node).shape
+        if node.target is aten.constant_pad_nd.default:
+            part, pads = node.args[:2]
+            firsts = {len(sizes) - 1 - place: pads[2 * place] for place in range(len(pads) // 2)}
+        else:
+            given = {"dim": 0, "start": None, **dict(zip(("self", "src", "dim", "start"), node.args)), **node.kwargs}
+            part, firsts = given["src"], {given["dim"] % len(sizes): given["start"] or 0}
+        for axis, first in firsts.items():
+            yield sizes[axis], value_of(part).shape[axis], value_of(first) if isinstance(first, Node) else first
 
 
 def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[int], count: int) -> list[list[int]]:
