@@ -1,4 +1,4 @@
-"""Whole networks: what Dynamo and AOTAutograd captured, as programs of kernels and library calls.
+"""Whole networks: graphs captured by Dynamo and AOTAutograd, compiled into programs of kernels and library calls.
 
-`backend` is where torch.compile enters; `specs/decisions/0031-capture-by-dynamo.md` is the map of the rest.
+`backend` is the entry point for torch.compile; `specs/decisions/0031-capture-by-dynamo.md` lists the other modules.
 """

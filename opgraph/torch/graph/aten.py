@@ -1,7 +1,7 @@
-"""ATen ops as ops of a Graph: which nodes opgraph computes, and what each of them means.
+"""Selects the ATen nodes that opgraph computes, and translates them into ops of a Graph.
 
-Pointwise ops come from the table that functions use (`opgraph.torch.tracing.calls`), by name. This module adds what
-only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and derivatives of activations.
+Pointwise ops are looked up by name in the table for traced functions (`opgraph.torch.tracing.calls`). This module adds
+the ops of captured graphs alone: casts, fills, reductions, joins (`axis_splits`), and derivatives of activations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from opgraph.torch.tracing.session import Number
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-#: Views: the same memory, read in another way.
+#: Views: their result aliases the memory of their argument.
 VIEWS = frozenset(
     (
         aten.alias, aten.as_strided, aten.detach, aten.diagonal, aten.expand, aten.narrow, aten.permute, aten.reshape,
@@ -35,28 +35,28 @@ VIEWS = frozenset(
     )
 )  # fmt: skip
 _CASTS = frozenset((aten._to_copy, aten.clone, prims.convert_element_type))
-#: Ops that make a tensor of one number, and which of their arguments the number is.
+#: Ops that fill a tensor with one number -> the place of the number among their arguments.
 _FILLS = {aten.full: 1, aten.scalar_tensor: 0}
-#: A factor or divisor often follows from sizes, as the count of a mean does: the kernel reads it as an operand, so that
-#: its text is that of other sizes.
+#: Ops whose numbers often follow from sizes, such as the count of a mean. The kernel reads such a factor or divisor as
+#: an operand, so that its text is the same for other sizes.
 _SCALES = frozenset((aten.mul, aten.div))
-#: In the meta of a node: places and names of its arguments that are numbers computed from symbolic sizes.
+#: In the meta of a node: the places and names of its arguments that are numbers computed from symbolic sizes.
 FROM_SIZES = "opgraph_from_sizes"
 #: In the meta of a node: the bytes of its value for the sizes that a graph with symbols was traced with.
 TRACED_BYTES = "opgraph_traced_bytes"
 _REDUCTIONS = {
     aten.sum: "ReduceSum", aten.mean: "ReduceMean", aten.amax: "ReduceMax", aten.amin: "ReduceMin",
 }  # fmt: skip
-#: Derivatives of activations: (kind, places of its inputs among the arguments, attributes from the call).
+#: Derivatives of activations: (kind, places of its inputs among the arguments).
 _DERIVATIVES: dict[Any, tuple[str, tuple[int, ...]]] = {
     aten.silu_backward: ("SwishBackward", (1, 0)),
     aten.gelu_backward: ("GELUBackward", (1, 0)),
     aten.mish_backward: ("MishBackward", (1, 0)),
 }
-#: Integers of these sizes are positions and shapes more often than data: torch computes them.
+#: Integers of these dtypes are positions and shapes more often than data: torch computes them.
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
 _SMALL_INTEGERS = (torch.uint8, torch.int8)
-#: Questions whose answers change where a value overflows f16: a kernel would answer for the value before its rounding.
+#: Comparisons whose result changes if a value overflows f16: a kernel would compare the value before it is rounded.
 _ROUNDED = frozenset((aten.eq, aten.ne, aten.isinf, aten.isnan, aten.isfinite, aten.isposinf, aten.isneginf))
 
 
@@ -66,14 +66,14 @@ def packet(node: Node) -> Any:
 
 
 def value_of(node: Node) -> Any:
-    """What the node makes, as a tensor without data."""
+    """The value of the node, as a tensor without data."""
     return node.meta.get("val")
 
 
 def bytes_of(node: Node) -> int:
-    """Bytes of the value of a node; 0 of what is no tensor, such as a tuple, whose elements are values of their own.
+    """The bytes of a node's value; 0 if it is not a tensor, such as a tuple, whose elements are separate values.
 
-    Which nodes make a kernel follows from them. Two programs of one graph for different sizes have the same kernels,
+    They determine which nodes form a kernel. Two programs of one graph for different sizes have the same kernels,
     because both count the bytes for the sizes that the graph was traced with.
     """
     traced: int | None = node.meta.get(TRACED_BYTES)
@@ -84,22 +84,22 @@ def bytes_of(node: Node) -> int:
 
 
 def is_fill(node: Node) -> bool:
-    """Whether the node makes a tensor of one number."""
+    """True if the node fills a tensor with one number."""
     return node.op == "call_function" and packet(node) in _FILLS
 
 
 def is_reduction(node: Node) -> bool:
-    """Whether the node reduces axes of a tensor."""
+    """True if the node reduces axes of a tensor."""
     return node.op == "call_function" and packet(node) in _REDUCTIONS
 
 
 def keeps_axes(node: Node) -> bool:
-    """Whether a reduction leaves axes of one element where it reduced."""
+    """True if a reduction keeps the reduced axes, with one element."""
     return bool(_argument(node, 2, "keepdim", False))
 
 
 def reduced_axes(node: Node) -> tuple[int, ...]:
-    """The axes that a reduction takes away, from 0, in ascending order; all of them where it names none."""
+    """The axes that a reduction reduces, counted from 0, in ascending order; all axes if it names none."""
     rank = value_of(node.args[0]).dim()  # type: ignore[arg-type]
     given = _argument(node, 1, "dim")
     if given is None or given == [] or rank == 0:
@@ -108,14 +108,14 @@ def reduced_axes(node: Node) -> tuple[int, ...]:
 
 
 def is_random(node: Node) -> bool:
-    """Whether the node takes numbers from a random generator, or might: attention does not where its dropout is 0."""
+    """True if the node draws random numbers, or may do so. Attention with a dropout of 0 does not."""
     if isinstance(node.target, HigherOrderOperator):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _dropout_of(node) != 0
 
 
 def _dropout_of(node: Node) -> Any:
-    """The share that an op drops; None where it has no such argument."""
+    """The dropout probability of an op; None if it has no such argument."""
     schema: Any = getattr(node.target, "_schema", None)
     for place, argument in enumerate(schema.arguments if schema is not None else ()):
         if argument.name == "dropout_p":
@@ -126,8 +126,8 @@ def _dropout_of(node: Node) -> Any:
 
 
 def writes(node: Node) -> bool:
-    """Whether a call may change memory that it is given; not every schema says so."""
-    # What a checkpoint draws again is a call that is given the op to run.
+    """True if a call may write into its arguments; not every schema declares that."""
+    # A random op that a checkpoint repeats is a call with that op among its arguments.
     schemas = [s for target in (node.target, *node.args) if (s := getattr(target, "_schema", None)) is not None]
     if not schemas:
         return node.target is not operator.getitem
@@ -135,7 +135,7 @@ def writes(node: Node) -> bool:
 
 
 def is_computed(node: Node) -> bool:
-    """Whether opgraph computes the node in a kernel."""
+    """True if opgraph computes the node in a kernel."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     made, op = value_of(node), packet(node)
@@ -152,7 +152,7 @@ def is_computed(node: Node) -> bool:
         return not given and (not is_float or has_number(made.dtype, number))
     if any(v.device != made.device and not is_fill(n) for n, v in zip(node.all_input_nodes, given, strict=True)):
         return False
-    if op in _CASTS:  # torch's conversion of numbers that a small integer does not have depends on the processor
+    if op in _CASTS:  # torch's conversion of numbers out of a small integer's range depends on the processor
         return made.dtype not in _SMALL_INTEGERS or not given[0].dtype.is_floating_point
     if op in _ROUNDED and any(v.dtype is torch.float16 for v in given):
         return False
@@ -168,7 +168,7 @@ def is_computed(node: Node) -> bool:
 
 
 def is_elementwise(node: Node) -> bool:
-    """Whether each element of a computed node is made of the elements at its place in its operands."""
+    """True if each element of a computed node is computed from the elements at the same place in its operands."""
     if is_reduction(node) or is_fill(node) or join_of(node) is not None:
         return False
     return packet(node) in _CASTS or packet(node) in _DERIVATIVES or torch.Tag.pointwise in node.target.tags  # type: ignore[union-attr]
@@ -191,7 +191,7 @@ def _argument(node: Node, place: int, name: str, default: Any = None) -> Any:
 
 @cache
 def _pointwise(op: Any) -> calls.Found | None:
-    """What an ATen op means, by the torch function of its name."""
+    """The table's entry for the torch function with the name of an ATen op; None if there is none."""
     name = getattr(op, "__name__", "")
     if op.__module__.split(".")[-1] != "aten" and not str(op).startswith("aten."):
         return None
@@ -204,8 +204,8 @@ def _pointwise(op: Any) -> calls.Found | None:
 
 
 def _bound(node: Node) -> dict[str, Any] | None:
-    """The arguments of a pointwise node by the names of the torch function; None where it is another overload, or has
-    numbers that opgraph does not take."""
+    """The arguments of a pointwise node by the parameter names of the torch function; None if it is another overload,
+    or has numbers that opgraph does not support."""
     found = _pointwise(packet(node))
     schema = node.target._schema  # type: ignore[union-attr]
     if found is None or schema.is_mutable:
@@ -227,20 +227,20 @@ def _bound(node: Node) -> dict[str, Any] | None:
 
 
 def _has_number_from_sizes(node: Node) -> bool:
-    """Whether a number that a node computes with follows from symbolic sizes."""
+    """True if a number that a node computes with follows from symbolic sizes."""
     found = node.meta.get(FROM_SIZES, ())
     return _FILLS[packet(node)] in found if is_fill(node) else bool(found)
 
 
 class NodeEmitter(Emitter):
-    """Adds the ops of nodes to a graph, with the casts that torch's type promotion means.
+    """Adds the ops of nodes to a graph, with the casts of torch's type promotion.
 
     Args:
-        graph: what is built.
-        values: the tensors of the nodes so far.
-        as_eager: numbers are rounded where eager torch's kernels round them.
-        split: the axis that the graph's tensors have as two.
-        columns: sums that keep their axes and are made beside everything else, in one pass.
+        graph: the graph to build.
+        values: the tensors of the nodes that were added so far.
+        as_eager: True: numbers are rounded where eager torch's kernels round them.
+        split: the axis that the graph's tensors have as two axes.
+        columns: sums that keep their axes and are computed in one pass with everything else.
     """
 
     def __init__(
@@ -262,15 +262,15 @@ class NodeEmitter(Emitter):
         self.what = ""
         self._found: calls.Found | None = None
         self._casts: dict[tuple[int, str], LogicalTensor] = {}
-        #: Inputs of which only the shape counts; a kernel does not read them.
+        #: Inputs that only provide a shape; a kernel does not read them.
         self.shapes: list[LogicalTensor] = []
-        #: Constants that kernels read as operands, by id, with their numbers before these were rounded.
+        #: Constants that kernels read as operands: id -> the number before it was rounded.
         self.arguments: dict[int, float] = {}
         self._numbers: dict[tuple[str, str | None], LogicalTensor] = {}
         self._takes_arguments = False
 
     def add(self, node: Node) -> None:
-        """Adds the ops that a node means; its value is then in `values`.
+        """Adds the ops of a node to the graph, and its value to `values`.
 
         Raises:
             OpGraphError: opgraph has no op for these arguments.
@@ -314,10 +314,10 @@ class NodeEmitter(Emitter):
         return self._tensor(self.call(found, bound, result.dtype, compute))
 
     def _joined(self, join: Join, sizes: tuple[int, ...], dtype: str) -> LogicalTensor:
-        """The parts of a join, each in its block."""
+        """The value of a join, which has each part in its block."""
         assert join.split == self._split
         made = self._tensor(self._as(self._value(join.rest), dtype))
-        if not join.parts:  # one part again and again
+        if not join.parts:  # one part, repeated
             return self._spread(made, self._shape(sizes))
         for place, part in sorted(join.parts.items()):
             here = self.step("Equal", (self._block_numbers(sizes), Number(place)), "boolean")
@@ -325,7 +325,7 @@ class NodeEmitter(Emitter):
         return made
 
     def _block_numbers(self, sizes: tuple[int, ...]) -> LogicalTensor:
-        """For each element of a join, the number of its block. (Of fewer elements it would be a kernel of its own.)"""
+        """The block number of each element of a join. (With fewer elements it would become a separate kernel.)"""
         if sizes not in self._blocks:
             assert self._split is not None
             axis = len(sizes) + self._split.axis
@@ -361,12 +361,12 @@ class NodeEmitter(Emitter):
         return self._numbers[key]
 
     def result(self, node: Node) -> LogicalTensor:
-        """The value of a node in its full shape, made by an op."""
+        """The value of a node in its full shape, as the result of an op."""
         tensor = self._spread(self.values[node], self._shape(value_of(node).shape))
         return self._tensor(self.step("Identity", (tensor,), tensor.dtype)) if tensor.is_constant else tensor
 
     def _spread(self, tensor: LogicalTensor, shape: tuple[int, ...]) -> LogicalTensor:
-        """The tensor broadcast to a shape, where it has another one."""
+        """The tensor, broadcast to a shape if it has another one."""
         if tensor.dims is not None and tuple(tensor.dims) == shape:
             return tensor
         made: LogicalTensor = self.graph.add_op("BroadcastTo", tensor, self._like(shape))
@@ -378,7 +378,7 @@ class NodeEmitter(Emitter):
             return Value(tensor, tensor.dtype, tensor.ndim == 0)
         return Value(Number(given), None)
 
-    # -- what Emitter asks for --------------------------------------------------------------------------------------
+    # -- the interface of Emitter -----------------------------------------------------------------------------------
 
     def leaf(self, value: Any, name: str) -> Value:
         """An argument of a call: a node, or a number."""

@@ -1,10 +1,10 @@
-"""Results of a captured graph that others are computed from: autograd gets a node that ends at each of them.
+"""Cuts a captured graph after results from which others are computed, so that an autograd node ends at each of them.
 
-AOTAutograd makes one node of a graph, so of one result no other has a gradient: where a model returns `feat` and
-`out = f(feat)`, `autograd.grad(out, feat)` would find nothing and `feat.retain_grad()` keep None. Such a graph is cut
-into parts that run one after the other, each with a node of its own: what is computed from `feat` belongs to a later
-part than `feat` itself. The order of calls stays, and with it that of random numbers and writes. Without gradients
-there is nothing to cut, and a graph without such results stays whole.
+AOTAutograd makes one autograd node of a graph, so no result has a gradient with respect to another one. If a model
+returns `feat` and `out = f(feat)`, `autograd.grad(out, feat)` would find nothing and `feat.retain_grad()` would keep
+None. Such a graph is cut into parts that run one after the other, each with its own node. Calls that depend on `feat`
+are in a later part than `feat` itself. The order of calls does not change, so random numbers and writes keep their
+order. A graph without such results, or without gradients, is not cut.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from opgraph.torch.graph.parameter_branches import written_arguments
 from opgraph.torch.graph.size_expressions import SYMBOLIC
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of, with_number
 
-#: The backend for one part: of its graph and its inputs without data.
+#: The backend for one part. It receives the part's graph and its inputs without data.
 Compile = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
 
 
 def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Compile) -> Callable[..., Any]:
-    """A function that does what a graph of Dynamo does; `compile` gets the graph, or its parts in order."""
+    """Compiles a graph of Dynamo into one function; `compile` receives the graph, or its parts in order."""
     parts = parts_of(graph.graph) if records_gradients(graph.graph) else {}
     if not parts:
         return compile(graph, example_inputs)
@@ -39,8 +39,8 @@ def compile_parts(graph: GraphModule, example_inputs: Sequence[Any], compile: Co
     _mark_written_later(whole)
     values: dict[Node, Any] = {}
     functions: dict[str, Callable[..., Any]] = {}
-    #: For each part, which of its results are views made while no gradients were recorded, and such results by
-    #: themselves: AOTAutograd gives them back as if they were made later.
+    #: For each part, the places of its results that are views made while no gradients were recorded; `detached` has the
+    #: nodes of these results. AOTAutograd returns them as if they were made later.
     without_gradients: dict[Node, set[int]] = {}
     detached: set[Node] = set()
     lines = []
@@ -87,14 +87,14 @@ def _mark_written_later(whole: GraphModule) -> None:
 
 
 def written_later(part: GraphModule) -> set[int]:
-    """The places of the inputs that another part of the same graph writes to when this one has run."""
+    """The places of the inputs to which a later part of the same graph writes."""
     places = part.graph.find_nodes(op="placeholder")
     return {i for i, place in enumerate(places) if place.meta.get(_WRITTEN_LATER)}
 
 
 def _write_numbers(graph: GraphModule) -> None:
-    """Numbers that follow from numbers alone, as attributes of modules that each call changes, and sizes that guards
-    hold to one number take the place of the calls that make them: AOTAutograd fails on a part that returns one."""
+    """Replaces the calls of numbers by these numbers, if they follow from numbers alone, such as attributes of modules
+    that each call changes, or are sizes that guards fix to one number. AOTAutograd fails on a part that returns one."""
     numbers: dict[Node, Any] = {}
 
     def known(node: Node) -> Any:
@@ -116,8 +116,8 @@ def _write_numbers(graph: GraphModule) -> None:
 
 
 def _views_of_no_grad(graph: Graph) -> set[int]:
-    """The places of the results of a part that are views made while no gradients were recorded, and not written into
-    afterwards."""
+    """The places of a part's results that are views made while no gradients were recorded, and that were not written
+    into afterwards."""
     found, memory, enabled = set[Node](), set[int | None](), torch.is_grad_enabled()
     for node in graph.nodes:
         own = memory_of(node)
@@ -133,8 +133,8 @@ def _views_of_no_grad(graph: Graph) -> set[int]:
 
 
 def with_views_of_no_grad(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `compile` makes of a graph of Dynamo, whose results that are views made while no gradients were recorded
-    pass no gradient on: AOTAutograd makes them once more, and records that. As in eager torch they ask for one."""
+    """Compiles a graph of Dynamo, and detaches its results that are views made while no gradients were recorded:
+    AOTAutograd makes these again, and records that. As in eager torch, they still require a gradient."""
     output: Any = graph.graph.output_node()
     places = _views_of_no_grad(graph.graph)
     seen: set[int] = set()
@@ -142,7 +142,7 @@ def with_views_of_no_grad(graph: GraphModule, compile: Callable[[], Callable[...
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
         if isinstance(value, torch.Tensor):
-            views |= {node} if id(value) not in seen else set()  # an in-place call gives back what it was given
+            views |= {node} if id(value) not in seen else set()  # an in-place call returns its argument
             seen.add(id(value))
     asks = {p: n.meta["example_value"].requires_grad for p in places if (n := output.args[0][p]) in views}
     compiled = compile()
@@ -159,7 +159,7 @@ def with_views_of_no_grad(graph: GraphModule, compile: Callable[[], Callable[...
 
 
 def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Callable[..., Any]:
-    """The function of these lines: it takes a graph's inputs and returns its results."""
+    """Builds the function with these lines, which takes a graph's inputs and returns its results."""
     places = graph.find_nodes(op="placeholder")
     output: Any = graph.output_node()
     results = "".join(f"{n}, " for n in output.args[0])
@@ -170,7 +170,7 @@ def _function(graph: Graph, lines: Sequence[str], values: dict[str, Any]) -> Cal
 
 
 def _each_once(part: GraphModule, args: Sequence[Any], values: dict[Node, Any]) -> list[Node]:
-    """The arguments of a part without repetitions: an in-place call gives back the tensor that it was given."""
+    """Removes repeated arguments of a part, and returns the others: an in-place call returns its argument."""
     first: dict[int, Node] = {}
     once = []
     for place, arg in zip(part.graph.find_nodes(op="placeholder"), args, strict=True):
@@ -186,7 +186,7 @@ def _each_once(part: GraphModule, args: Sequence[Any], values: dict[Node, Any]) 
 
 
 def _as_tuple(part: GraphModule) -> bool:
-    """Lets a part return a tuple, as AOTAutograd expects; whether it had returned one value."""
+    """Makes a part return a tuple, as AOTAutograd expects; returns True if it returned a single value before."""
     output: Any = part.graph.output_node()
     if isinstance(output.args[0], (tuple, list)):
         return False
@@ -196,14 +196,14 @@ def _as_tuple(part: GraphModule) -> bool:
 
 
 def parts_of(graph: Graph) -> dict[Node, int]:
-    """The part that each call of a graph belongs to, in the order of calls; empty where the graph stays whole."""
+    """The part of each call of a graph, in the order of calls; empty if the graph is not cut."""
     calls = _Calls(graph)
     boundaries = calls.boundaries()
     return calls.parts(boundaries) if boundaries else {}
 
 
 class _Calls:
-    """The calls of Dynamo's graph as autograd sees them."""
+    """The calls of Dynamo's graph, and the gradients that flow through them."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = [n for n in graph.nodes if n.op != "output"]
@@ -211,9 +211,9 @@ class _Calls:
         #: Calls between which a graph cannot be cut, by the first of them.
         self.regions = _regions(self.nodes)
         self._inside = {node for region in self.regions.values() for node in region}
-        #: Memory -> the last call that wrote into it with a gradient: what it holds since then is the result.
+        #: Memory -> the last call that wrote into it with a gradient; from then on it holds that call's result.
         self._last_write: dict[int, Node] = {}
-        #: Such a call -> what it writes into.
+        #: Such a call -> the arguments that it writes into.
         self.writes: dict[Node, list[Node]] = {}
         self._unrecorded: set[Node] = set()
         enabled = torch.is_grad_enabled()
@@ -228,23 +228,23 @@ class _Calls:
             if written:
                 self.writes[node] = written
                 self._last_write.update((m, node) for n in written if (m := memory_of(n)) is not None)
-        #: What the caller sees afterwards: results, and inputs that were written to.
+        #: The values that the caller sees afterwards: results, and inputs that were written to.
         self.results = [
             n for n in self.nodes
             if _has_gradient(n) and (n in output.all_input_nodes or (n.op == "placeholder" and self.last_write(n)))
         ]  # fmt: skip
 
     def passes_gradients(self, node: Node) -> bool:
-        """Whether gradients may flow through a call; tensors under a transform of torch.func do not tell."""
+        """True if gradients may flow through a call; under a transform of torch.func, tensors do not show that."""
         return node in self._inside or (node not in self._unrecorded and (_has_gradient(node) or node in self.writes))
 
     def last_write(self, node: Node) -> Node | None:
-        """The last call that wrote into the memory of a value with a gradient."""
+        """The last call that wrote, with a gradient, into the memory of a value."""
         memory = memory_of(node)
         return None if memory is None else self._last_write.get(memory)
 
     def _ready(self) -> dict[Node, list[Node]]:
-        """The results by the call after which they are what the caller sees."""
+        """The results, by the call after which they have the values that the caller sees."""
         found: dict[Node, list[Node]] = {}
         order = {node: i for i, node in enumerate(self.nodes)}
         for node in self.results:
@@ -255,7 +255,7 @@ class _Calls:
         return found
 
     def boundaries(self) -> dict[Node, list[Node]]:
-        """The results that other results are computed from, by the call after which they are ready."""
+        """The results from which other results are computed, by the call after which they are ready."""
         ready = self._ready()
         reached = _Reached(self, _union)
         bits: dict[Node, int] = {}
@@ -273,7 +273,7 @@ class _Calls:
         return {at: kept for at, found in ready.items() if (kept := [n for n in found if bits[n] & needed])}
 
     def parts(self, boundaries: dict[Node, list[Node]]) -> dict[Node, int]:
-        """The part of each call: what is computed from a boundary comes after the part that makes it."""
+        """The part of each call. A call that depends on a boundary is in a later part than the boundary."""
         reached = _Reached(self, lambda found: max(found, default=0))
         part = 0
         parts: dict[Node, int] = {}
@@ -290,7 +290,7 @@ class _Calls:
         return parts
 
     def _keep_together(self, parts: dict[Node, int]) -> None:
-        """What is no tensor does not go from part to part: elements are taken out of a tuple where it is made."""
+        """Moves the selection of a tuple's elements into the part that makes the tuple: only tensors leave a part."""
         for node in self.nodes:
             if isinstance(node.meta.get("example_value"), (tuple, list)):
                 last = node
@@ -301,8 +301,8 @@ class _Calls:
                         parts[user] = parts[node]
 
     def _detach_where_read(self, parts: dict[Node, int]) -> None:
-        """A view without a gradient, as `detach()` gives, is made in each part that reads it: AOTAutograd fails where a
-        part returns both it and what it is a view of, and that is a view itself."""
+        """Repeats a view without a gradient, such as that of `detach()`, in each part that reads it. AOTAutograd fails
+        if a part returns both the view and its source, and the source is a view itself."""
         for node in reversed(self.nodes):
             if node not in parts or node in self._inside or not _is_detached(node):
                 continue
@@ -323,10 +323,10 @@ class _Calls:
 
 
 class _Reached:
-    """What flows from results along calls with gradients, through edges and through memory that is written to.
+    """Propagates marks from results along calls with gradients, through edges and through memory that is written to.
 
     Args:
-        join: of what flows into one value.
+        join: combines the marks that flow into one value.
     """
 
     def __init__(self, calls: _Calls, join: Callable[[Iterable[int]], int]) -> None:
@@ -335,18 +335,18 @@ class _Reached:
         self._memory: dict[int, int] = {}
 
     def of(self, node: Node) -> int:
-        """What has flowed into a value so far."""
+        """The marks that have reached a value so far."""
         memory = memory_of(node)
         return self._join((self._nodes.get(node, 0), 0 if memory is None else self._memory.get(memory, 0)))
 
     def of_inputs(self, node: Node) -> int:
-        """What flows into a call and on to what it computes."""
+        """The marks that flow through a call into its result."""
         if not self._calls.passes_gradients(node):
             return 0
         return self._join([self.of(n) for n in node.all_input_nodes])
 
     def visit(self, node: Node) -> None:
-        """Follows the flow through a call; calls are visited in order."""
+        """Propagates marks through a call; calls are visited in order."""
         found = self.of_inputs(node)
         if found:
             self._nodes[node] = found
@@ -354,7 +354,7 @@ class _Reached:
                 self._reach_memory(written, found)
 
     def start(self, result: Node, value: int) -> None:
-        """From here on, this flows from a result."""
+        """Adds a mark to a result; calls visited from here on propagate it."""
         self._nodes[result] = self._join((self._nodes.get(result, 0), value))
         if self._calls.last_write(result) is not None:
             self._reach_memory(result, value)
@@ -373,14 +373,14 @@ def _union(found: Iterable[int]) -> int:
 
 
 def _has_gradient(node: Node) -> bool:
-    """Whether a value, or an element of a tuple, requires a gradient."""
+    """True if a value, or an element of a tuple, requires a gradient."""
     value = node.meta.get("example_value")
     values = value if isinstance(value, (tuple, list)) else [value]
     return any(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
 
 
 def _is_detached(node: Node) -> bool:
-    """Whether a call gives back the memory of its argument without a gradient."""
+    """True if a call returns its argument's memory as a value without a gradient."""
     if len(node.all_input_nodes) != 1 or _has_gradient(node) or written_arguments(node):
         return False
     memory = memory_of(node)
@@ -388,13 +388,13 @@ def _is_detached(node: Node) -> bool:
 
 
 def _is_regenerated(view: Node, base: Node) -> bool:
-    """Whether AOTAutograd returns one result as a view of the other."""
+    """True if AOTAutograd returns one result as a view of the other."""
     value = base.meta["example_value"]
     return memory_of(view) == memory_of(base) and not value._is_view()
 
 
 def _regions(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
-    """Calls between which a graph cannot be cut, by the first of them: those inside of a transform of torch.func."""
+    """Calls between which a graph cannot be cut, by the first of them: the calls inside a transform of torch.func."""
     found: dict[Node, list[Node]] = {}
     depth, first = 0, None
     for node in nodes:

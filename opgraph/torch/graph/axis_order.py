@@ -1,10 +1,10 @@
-"""Views move down: what a kernel makes and a later op reads in another order of its axes is one loop.
+"""Moves views below the arithmetic that reads them, so that this arithmetic fuses with the kernel above the view.
 
 A kernel computes elements from elements at the same place, so a transposed or reshaped view between two computed nodes
-would end it. But arithmetic does not depend on the order of axes: it is written in the order of the value that it
-reads, the views of its other operands are turned the other way, and its result is turned by a view. No value moves in
-memory: a result has the strides that it had, and so has a copy into another layout, which a kernel then stores at once.
-A sum over a view is a sum over what the view reads, where its axes are whole axes there.
+would end it. But arithmetic does not depend on the order of axes. It is rewritten in the axis order of the value that
+it reads: the views of its other operands are permuted back, and a view permutes its result. No value moves in memory:
+a result keeps its strides, and so does a copy into another layout, which a kernel then stores directly. A sum over a
+view becomes a sum over the source of the view, if the reduced axes are whole axes there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from opgraph.torch.graph.views import is_view
 
 aten = torch.ops.aten
 
-#: Reductions of all axes, and the overloads of the same ops that name axes.
+#: Reductions of all axes -> the overloads of the same ops with an argument for the axes.
 _WITH_AXES: dict[Any, Any] = {aten.sum.default: aten.sum.dim_IntList, aten.mean.default: aten.mean.dim}
 
-#: For each axis of a view the axis of the value that it reads; None for axes of one element.
+#: For each axis of a view, the axis of its source; None for axes of one element.
 Order: TypeAlias = tuple[int | None, ...]
 
 _TURNS = frozenset((aten.permute, aten.transpose, aten.t))
@@ -35,10 +35,10 @@ _RESHAPES = frozenset(
 
 
 def move_views_down(graph: Graph, computed: set[Node]) -> None:
-    """Writes computed nodes in the order of the axes of computed values that they read through views.
+    """Rewrites computed nodes in the axis order of the computed values that they read through views.
 
     Args:
-        graph: of ATen ops with `val` in each node's meta; it is changed.
+        graph: a graph of ATen ops with `val` in each node's meta; it is changed.
         computed: the nodes that kernels compute; it is kept up to date.
     """
     views = _Views(graph)
@@ -62,12 +62,12 @@ class _Views:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.turned: set[Node] = set()  # in whose place others are
-        #: Values without data, by what they are made of: equal layers have the same, and torch takes 0.3 ms for each.
+        self.turned: set[Node] = set()  # nodes that were replaced by others
+        #: Values without data, by op and operands: equal layers share them, and torch takes 0.3 ms for each.
         self._values: dict[Any, torch.Tensor] = {}
 
     def step(self, node: Node) -> Order | None:
-        """The order of one view; None where its axes are not those of what it reads, or it is none."""
+        """The axis order of one view; None if its axes are not those of its source, or the node is no view."""
         if not is_view(node) or not isinstance(value_of(node), torch.Tensor):
             return None
         (source,) = node.all_input_nodes
@@ -97,7 +97,7 @@ class _Views:
         return order
 
     def order(self, node: Node) -> tuple[Node, Order]:
-        """What a chain of such views reads, and the order of its axes in the last one."""
+        """The base of a chain of such views, and the order of the base's axes in the last view."""
         found: Order = tuple(axis if size != 1 else None for axis, size in enumerate(value_of(node).shape))
         while (step := self.step(node)) is not None:
             found = tuple(None if axis is None else step[axis] for axis in found)
@@ -105,10 +105,11 @@ class _Views:
         return node, found
 
     def reordered(self, node: Node, order: Order, before: Node) -> Node:
-        """A view of a node: of each of its axes of more than one element the named one of the node.
+        """A view of a node.
 
         Args:
-            before: where new nodes are put.
+            order: for each axis of the view, the axis of the node; None for an axis of one element.
+            before: the node before which new nodes are inserted.
         """
         base, own = self.order(node)
         wanted: Order = tuple(None if axis is None else own[axis] for axis in order)
@@ -137,7 +138,7 @@ class _Views:
         return made
 
     def empty(self, like: torch.Tensor, sizes: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-        """A value of these sizes and strides, of the dtype and device of another one."""
+        """A value of these sizes and strides, with the dtype and device of another one."""
         key = tuple(sizes), tuple(strides), like.dtype, like.device
         return self._value(key, lambda: like.new_empty_strided(key[0], key[1]))
 
@@ -148,7 +149,7 @@ class _Views:
         return found
 
     def is_chain(self, node: Node) -> bool:
-        """Whether each of a chain of views has one reader."""
+        """True if each view of a chain has one reader."""
         while self.step(node) is not None:
             if len(node.users) != 1:
                 return False
@@ -156,13 +157,13 @@ class _Views:
         return True
 
     def erase_unread(self, view: Node) -> None:
-        """Takes a view out that nothing reads, and what only it reads."""
+        """Erases a view if it has no readers, and the views that only it reads."""
         if not view.users:
             self.erase(view)
 
     def erase(self, node: Node) -> None:
-        """Takes a node out, and the views that only it reads."""
-        waiting = {node: None}  # a view and a view of it may have one reader
+        """Erases a node, and the views that only it reads."""
+        waiting = {node: None}  # a view and a view of it may have the same reader
         while waiting:
             unread, _ = waiting.popitem()
             if not unread.users and (unread is node or is_view(unread) or unread in self.turned):
@@ -171,7 +172,7 @@ class _Views:
 
 
 def _elementwise(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, Node] | None:
-    """The node in the order of a computed value that it reads through views, and its result in its own order."""
+    """The node in the axis order of a computed value that it reads through views, and its result in its own order."""
     if not is_elementwise(node):
         return None
     lead: tuple[Node, Order] | None = None
@@ -185,13 +186,13 @@ def _elementwise(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, 
     if lead is None or _is_plain(lead[1], value_of(lead[0]).shape):
         return None
     if not all(_may_turn(operand, computed) for operand in others):
-        return None  # it is in the order of one that may not
+        return None  # the node has the axis order of an operand that may not be reordered
     return _turned(views, node, value_of(lead[0]).shape, lead[1], computed)
 
 
 def _without_views(views: _Views, node: Node, operand: Node, computed: set[Node]) -> None:
-    """Has a node read a computed value itself, where views of it end where they began; and has a smaller value that is
-    computed for this node alone in the order that the node reads it in."""
+    """Makes a node read a computed value directly, if the views between them cancel out. Computes a smaller value, if
+    this node alone reads it, in the axis order in which the node reads it."""
     base, order = views.order(operand)
     if base is operand or base not in computed:
         return
@@ -210,13 +211,13 @@ def _without_views(views: _Views, node: Node, operand: Node, computed: set[Node]
 
 
 def _whole(node: Node) -> list[Node]:
-    """The operands of a node that have its shape, of more than one element."""
+    """The operands of a node that have its shape, if that has more than one element."""
     value = value_of(node)
     return [n for n in node.all_input_nodes if value_of(n).shape == value.shape and value.numel() > 1]
 
 
 def _made_of(node: Node, computed: set[Node]) -> Iterator[Node]:
-    """The computed values that a value is made of, readers first; one of several readers comes as often."""
+    """The computed values from which a value is computed, readers first; one with several readers comes as often."""
     waiting = [node]
     while waiting:
         for operand in _whole(waiting.pop()):
@@ -226,13 +227,13 @@ def _made_of(node: Node, computed: set[Node]) -> Iterator[Node]:
 
 
 def _may_turn(node: Node, computed: set[Node]) -> bool:
-    """Whether a computed value, and all that it is made of, is made for one reader, who may have it in any order."""
+    """True if a computed value, and all values it is computed from, may have any axis order: each has one reader."""
     return all(len(n.users) == 1 and is_elementwise(n) for n in chain((node,), _made_of(node, computed)))
 
 
 def _turned(views: _Views, node: Node, sizes: Sequence[int], order: Order, computed: set[Node]) -> tuple[Node, Node]:
-    """A node whose axes are those that `order` names, of these sizes, and its result in its own order; what the node is
-    made of is replaced by nodes of that order."""
+    """A copy of a node with the axes that `order` names, of these sizes, and its result in the old order. The values
+    from which the node is computed are replaced by values in the new order."""
     for operand in reversed(list(_made_of(node, computed))):
         new, result = _turned_alone(views, operand, sizes, order)
         computed.discard(operand)
@@ -243,7 +244,7 @@ def _turned(views: _Views, node: Node, sizes: Sequence[int], order: Order, compu
 
 
 def _turned_alone(views: _Views, node: Node, sizes: Sequence[int], order: Order) -> tuple[Node, Node]:
-    """As `_turned`, of a node whose operands are left as they are."""
+    """As `_turned`, but the node's operands are not replaced."""
     value = value_of(node)
     back = {axis: place for place, axis in enumerate(order) if axis is not None}  # axes of the base -> of the node
     rank = value.dim()
@@ -258,7 +259,7 @@ def _turned_alone(views: _Views, node: Node, sizes: Sequence[int], order: Order)
     operands = {n: operand_of(n) for n in node.all_input_nodes}
     with views.graph.inserting_before(node):
         made = views.graph.node_copy(node, lambda n: operands[n])
-    made.kwargs = {name: given for name, given in made.kwargs.items() if name != "memory_format"}  # of other axes
+    made.kwargs = {name: given for name, given in made.kwargs.items() if name != "memory_format"}  # for the old axes
     strides = [value.stride(back[axis]) if axis in back else 1 for axis in range(len(sizes))]
     made.meta = {**node.meta, "val": views.empty(value, sizes, strides)}
     return made, _as(views, made, order, node)
@@ -269,7 +270,7 @@ def _is_plain(order: Order, sizes: Sequence[int]) -> bool:
 
 
 def _as(views: _Views, made: Node, order: Order, node: Node) -> Node:
-    """What was made in the place of a node, with the node's axes."""
+    """The replacement of a node, viewed with the node's axes."""
     result = views.reordered(made, order, node)
     if list(value_of(result).shape) != list(value_of(node).shape):
         with views.graph.inserting_before(node):
@@ -280,7 +281,7 @@ def _as(views: _Views, made: Node, order: Order, node: Node) -> Node:
 
 
 def _reduction(views: _Views, node: Node, computed: set[Node]) -> tuple[Node, Node] | None:
-    """The reduction of the computed value that a view reads, with all axes kept, and its result in its own shape."""
+    """The reduction of the computed value behind a view, with all axes kept, and its result in its own shape."""
     (operand,) = node.all_input_nodes
     source: Node = operand
     reduced = {axis for axis in reduced_axes(node) if value_of(operand).shape[axis] != 1}
@@ -311,8 +312,8 @@ def _dtype_of(node: Node) -> dict[str, Any]:
 
 
 def _moved(views: _Views, view: Node, reduced: set[int]) -> set[int] | None:
-    """The axes of what a view reads that a reduction of some axes of the view takes away; None where they are parts of
-    axes, or the others change their order."""
+    """The axes of a view's source that a reduction of some axes of the view reduces; None if they are parts of axes,
+    or if the other axes change their order."""
     (source,) = view.all_input_nodes
     if not isinstance(value_of(source), torch.Tensor):  # an element of a tuple
         return None
@@ -326,7 +327,7 @@ def _moved(views: _Views, view: Node, reduced: set[int]) -> set[int] | None:
     found: set[int] = set()
     there = [axis for axis, size in enumerate(sizes) if size != 1]
     here = [axis for axis, size in enumerate(own) if size != 1]
-    while there:  # runs of axes with as many elements
+    while there:  # runs of axes with equal numbers of elements
         read, wrote = [there.pop(0)], [here.pop(0)]
         while (left := math.prod(sizes[a] for a in read)) != (right := math.prod(own[a] for a in wrote)):
             if left < right:

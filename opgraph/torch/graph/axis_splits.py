@@ -1,9 +1,9 @@
 """Joins inside kernels: `cat` of equal parts, `slice_scatter` and `constant_pad_nd` at a multiple of the part's size.
 
-A kernel computes every element of a value from elements at the same place, and an element of a join lies at another
-place in its part. So the axis of n = k * h elements that a join fills is written as two axes (k, h), of which the first
-numbers the blocks. An operand of n elements there is the same memory with strides (h * s, s), one of any other size m
-is (1, m), and a part is (1, h): broadcasting brings it to each block, and the block's number selects among the parts.
+A kernel computes every element of a value from elements at the same place, but an element of a join is at another place
+in its part. So the axis of n = k * h elements that a join fills is split into two axes (k, h); the first one numbers
+the blocks. An operand of n elements there is the same memory with strides (h * s, s). One of any other size m becomes
+(1, m), and a part becomes (1, h): it is broadcast to each block, and the block's number selects among the parts.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch.fx import Node
 
 aten = torch.ops.aten
 
-#: Blocks of a join in a kernel: each element of it costs the arithmetic of all parts.
+#: The most blocks of a join in a kernel: each element of the join costs the arithmetic of all parts.
 MOST_PARTS = 4
-#: Elements that lie together in a block, at least: those are what a kernel's innermost loop runs over.
+#: The fewest contiguous elements of a block: a kernel's innermost loop runs over them.
 SHORTEST_BLOCK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class AxisSplit:
-    """An axis that a kernel sees as two.
+    """An axis that a kernel treats as two axes.
 
     Attributes:
-        axis: from the right: -1 is the last one.
-        size: elements of the axis; values with another size there do not have the split axis.
-        parts: how many blocks these are.
+        axis: counted from the right: -1 is the last one.
+        size: the elements of the axis; values with another size there do not have the split axis.
+        parts: the number of blocks.
     """
 
     axis: int
@@ -40,11 +40,11 @@ class AxisSplit:
 
     @property
     def block(self) -> int:
-        """Elements of a block."""
+        """The number of elements of a block."""
         return self.size // self.parts
 
     def shape(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a value as a kernel sees it."""
+        """The shape of a value in a kernel."""
         place = len(sizes) + self.axis
         if place < 0:
             return tuple(sizes)
@@ -60,24 +60,24 @@ class AxisSplit:
         return (*strides[:place], self.block * step, step, *strides[place + 1 :])
 
     def axes(self, rank: int, reduced: Iterable[int]) -> list[int]:
-        """The axes of a reduction, from 0, in the rank that a kernel sees; the split one becomes both."""
+        """The axes of a reduction, from 0, in the kernel's rank; the split axis becomes two."""
         place = rank + self.axis
         moved = [axis + (0 <= place < axis) for axis in reduced]
         return sorted([*moved, place + 1] if place in moved else moved)
 
     def reduces(self, rank: int, reduced: Sequence[int], keeps: bool) -> bool:
-        """Whether the result of a reduction has its axes where `shape` looks for them."""
+        """True if the result of a reduction has its axes at the places that `shape` assumes."""
         return keeps or all(axis < rank + self.axis for axis in reduced)
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """What a join puts where.
+    """The parts of a join, and their places.
 
     Attributes:
         split: the axis that it fills.
-        parts: by number of the block: a node of a block's size.
-        rest: what fills the other blocks: a node of a block's or of the whole size, or a number.
+        parts: block number -> a node of a block's size.
+        rest: the value of the other blocks: a node of a block's or of the whole size, or a number.
     """
 
     split: AxisSplit
@@ -86,7 +86,7 @@ class Join:
 
 
 def join_of(node: Node) -> Join | None:
-    """The join that a node is; None where it is none, or its parts are not blocks of one size."""
+    """The join that a node computes; None if it is none, or if its parts are not blocks of one size."""
     if node.op != "call_function":
         return None
     found = _JOINS.get(node.target)  # type: ignore[call-overload]
@@ -102,11 +102,11 @@ def join_of(node: Node) -> Join | None:
 def split_of(
     nodes: Sequence[Node], reductions: Iterable[tuple[int, Sequence[int], bool]]
 ) -> tuple[AxisSplit | None, list[Node]]:
-    """The split that a kernel of some nodes has, and the joins among them that it cannot have.
+    """The split of a kernel of some nodes, and the joins among them that do not fit this split.
 
     Args:
-        nodes: of one kernel.
-        reductions: of those among them that reduce: rank, axes from 0, whether they keep the axes.
+        nodes: the nodes of one kernel.
+        reductions: for each reduction among them: rank, axes from 0, True if it keeps the axes.
     """
     joins = {n: join.split for n in nodes if (join := join_of(n)) is not None}
     if not joins:

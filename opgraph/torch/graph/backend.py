@@ -260,7 +260,7 @@ def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
 
 
 def _has_streams(graph: GraphModule) -> bool:
-    """Whether a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
+    """True if a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
 
     def is_marked(node: Node) -> bool:
         marks = node.meta.get("custom") or {}
@@ -313,7 +313,7 @@ def check_rounding(rounding: object) -> None:
 
 
 def _gradients_may_depend_on_inputs(captured: Captured) -> bool:
-    """Whether a graph's backward reads floats that forward kept, and that follow from the graph's inputs."""
+    """True if a graph's backward reads floats that forward kept, and that follow from the graph's inputs."""
     assert captured.forward is not None and captured.backward is not None
     follows: set[str] = set()
     for node in captured.forward.module.graph.nodes:

@@ -58,7 +58,7 @@ def bernoulli(like: torch.Tensor, p: float, *, generator: torch.Generator | None
 
 
 def _draws_alone() -> bool:
-    """Whether no other thread of Python can draw numbers.
+    """True if no other thread of Python can draw numbers.
 
     Torch's lock of the generator cannot be held from Python: what another thread drew between reading and writing the
     state would be drawn again.

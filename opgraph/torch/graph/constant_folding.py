@@ -186,7 +186,7 @@ def _is_constant(node: Node, constants: AbstractSet[Node]) -> bool:
 
 
 def _is_fixed(target: Any) -> bool:
-    """Whether an op gives the same result for the same arguments, and does nothing else."""
+    """True if an op gives the same result for the same arguments, and does nothing else."""
     return (
         isinstance(target, OpOverload)
         and torch.Tag.nondeterministic_seeded not in target.tags

@@ -77,7 +77,7 @@ def _backward(graph: Graph, node: Node) -> None:
 
 
 def _is_product(window: Sequence[Any], weight: Any, *images: Any) -> bool:
-    """Whether a convolution goes from pixel to pixel, and all its images lie channels last."""
+    """True if a convolution goes from pixel to pixel, and all its images lie channels last."""
     if list(window) != [[1, 1], [0, 0], [1, 1], False, [0, 0], 1] or value_of(weight).shape[2:] != (1, 1):
         return False
     values = [value_of(image) for image in images]
@@ -186,7 +186,7 @@ def library_calls(node: Node) -> Sequence[Call]:
 
 
 def _is_computed_channels_last(node: Node) -> bool:
-    """Whether oneDNN computes the gradient of a convolution by its input channels last, whatever it is asked for.
+    """True if oneDNN computes the gradient of a convolution by its input channels last, whatever it is asked for.
 
     It does with strides. Torch then holds the result, a copy of it and a contiguous copy of that at once. Where the
     input is channels last, it holds the result alone, and the same bits are copied once. (Of depthwise convolutions

@@ -109,7 +109,7 @@ class Sources:
         return self._found.get(node, frozenset((node,)))
 
     def is_long(self, node: Node) -> bool:
-        """Whether it takes many nodes, each counted once, to compute it from stored values."""
+        """True if it takes many nodes, each counted once, to compute it from stored values."""
         chain: set[Node] = set()
         waiting = [node]
         while waiting and len(chain) <= _LONGEST_CHAIN:
@@ -120,5 +120,5 @@ class Sources:
         return len(chain) > _LONGEST_CHAIN
 
     def is_link(self, node: Node) -> bool:
-        """Whether a node may be computed a second time."""
+        """True if a node may be computed a second time."""
         return node in self._computed and node not in self._once and not is_reduction(node)

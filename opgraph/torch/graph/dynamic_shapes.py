@@ -41,7 +41,7 @@ MAX_SETS = 64
 
 
 def has_symbols(module: GraphModule) -> bool:
-    """Whether a size in the graph is a symbol."""
+    """True if a size in the graph is a symbol."""
     return any(_is_symbolic(value_of(node)) for node in module.graph.nodes)
 
 

@@ -78,7 +78,7 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _hides_backward(graph: GraphModule) -> bool:
-    """Whether a graph calls a custom autograd function whose backward computes something. torch's op for it does not
+    """True if a graph calls a custom autograd function whose backward computes something. torch's op for it does not
     record that, and Dynamo's graph does not show which part of it is under `no_grad`."""
     for node in graph.graph.nodes:
         bodies = [getattr(graph, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
@@ -92,7 +92,7 @@ def _hides_backward(graph: GraphModule) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether an argument may be a Python number; a float comes as an f64 of no dimension that nobody else holds."""
+    """True if an argument may be a Python number; a float comes as an f64 of no dimension that nobody else holds."""
     return not _is_tensor(value) or (value.dtype is torch.float64 and not (value.dim() or value.requires_grad))
 
 
@@ -222,7 +222,7 @@ class _Backward:
             gradients = [i for i in tensors if args[i].requires_grad]
             self._followed = [i for i in gradients if not isinstance(args[i], torch.nn.Parameter)]
         self._is_compiled = False
-        #: Whether some inputs never get a gradient, as no result depends on them; known after the first backward pass.
+        #: True if some inputs never get a gradient, as no result depends on them; known after the first backward pass.
         self._has_idle_inputs = False
         refuse_second_derivatives(node, _no_second_derivative)
         disable: Any = torch.compiler.disable  # a captured function may call backward, and Dynamo would compile this

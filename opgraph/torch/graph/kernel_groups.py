@@ -181,14 +181,14 @@ def _levels(
 
 
 def _fuses(source: Node, base: Node, computed: AbstractSet[Node], rows: AbstractSet[Node]) -> bool:
-    """Whether what reads a computed node, perhaps through views, may be in one group with it."""
+    """True if what reads a computed node, perhaps through views, may be in one group with it."""
     if base not in computed or (source is not base and not keeps_elements(source)):
         return False
     return not is_reduction(base) or base in rows
 
 
 def _is_last(node: Node) -> bool:
-    """Whether a reduction takes the last axes away."""
+    """True if a reduction takes the last axes away."""
     axes, rank = reduced_axes(node), value_of(node.args[0]).dim()  # type: ignore[arg-type]
     return axes == tuple(range(rank - len(axes), rank))
 
@@ -198,7 +198,7 @@ _SHORTEST_RUN, _FEWEST_ROWS = 8, 16
 
 
 def _lies_in_runs(node: Node) -> bool:
-    """Whether a reduction of other axes than the last takes away those along which memory is walked."""
+    """True if a reduction of other axes than the last takes away those along which memory is walked."""
     value, reduced = value_of(node.args[0]), reduced_axes(node)  # type: ignore[arg-type]
     run = 1
     for stride, axis in sorted((stride, axis) for axis, stride in enumerate(value.stride()) if value.shape[axis] != 1):
@@ -285,7 +285,7 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int], waitin
 
 
 def _is_last_call(node: Node) -> bool:
-    """Whether a library call may run at any time: the graph's outputs alone read its result."""
+    """True if a library call may run at any time: the graph's outputs alone read its result."""
     if node.op != "call_function" or writes(node) or is_random(node):
         return False
     return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for _, u, _ in readers(node))

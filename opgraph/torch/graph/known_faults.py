@@ -199,7 +199,7 @@ def overlap_check(graph: GraphModule) -> Callable[[Sequence[Any]], bool] | None:
 
 
 def _any_written_overlaps(tensors: Sequence[torch.Tensor], written: Sequence[bool]) -> bool:
-    """Whether the bytes between the first and the last one of a written tensor overlap with those of another one."""
+    """True if the bytes between the first and the last one of a written tensor overlap with those of another one."""
     reached = {True: 0, False: 0}
     extents = []
     for tensor, is_written in zip(tensors, written, strict=True):
@@ -224,7 +224,7 @@ def _is_number(value: object) -> bool:
 
 
 def _is_expanded(value: object) -> bool:
-    """Whether several elements of a tensor are one element of memory."""
+    """True if several elements of a tensor are one element of memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     return any(stride == 0 and size != 1 for stride, size in zip(value.stride(), value.shape, strict=True))
@@ -334,7 +334,7 @@ def copy_overlapping_results(graph: GraphModule) -> None:
 
 
 def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether several elements of a tensor with no expanded axis are one element of memory.
+    """True if several elements of a tensor with no expanded axis are one element of memory.
 
     Of symbolic sizes the present ones decide: AOTAutograd may specialize the graph to them.
     """
@@ -392,7 +392,7 @@ def with_own_results(graph: GraphModule, compile: Callable[[], Callable[..., Any
 
 
 def draws_numbers(node: Node) -> bool:
-    """Whether a node is a call that draws random numbers, itself or in a function that it runs, as checkpoints do."""
+    """True if a node is a call that draws random numbers, itself or in a function that it runs, as checkpoints do."""
     if node.op not in ("call_function", "call_method"):
         return False
     arguments = [n for n in node.all_input_nodes if n.op == "get_attr"]

@@ -71,7 +71,7 @@ def channels_last(module: GraphModule, *, has_gradients: bool = False) -> None:
 
 
 def _is_convolution(node: Node) -> bool:
-    """Whether a node is a convolution of images that oneDNN computes, and no transposed one."""
+    """True if a node is a convolution of images that oneDNN computes, and no transposed one."""
     if node.target is not aten.convolution.default:
         return False
     arguments: Any = node.args
@@ -86,7 +86,7 @@ _LEAST_PART = 0.2
 
 
 def _are_faster(convolutions: Collection[Node]) -> bool:
-    """Whether convolutions are faster on images that lie channels last."""
+    """True if convolutions are faster on images that lie channels last."""
     made = sum(_elements(value_of(node)) for node in convolutions)
     given: list[Any] = [node.args[1] for node in convolutions]
     weights = map(value_of, given)
@@ -99,13 +99,13 @@ HAS_FAST_BLOCKS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _mostly_narrow(convolutions: Collection[Node]) -> bool:
-    """Whether most of what convolutions make comes from those of one element or of single channels."""
+    """True if most of what convolutions make comes from those of one element or of single channels."""
     made = {node: _elements(value_of(node)) for node in convolutions}
     return 2 * sum(size for node, size in made.items() if _is_wide(node)) < sum(made.values())
 
 
 def _is_wide(convolution: Node) -> bool:
-    """Whether a convolution is one of several elements, and of many channels."""
+    """True if a convolution is one of several elements, and of many channels."""
     arguments: Any = convolution.args
     weight, groups = value_of(arguments[1]), arguments[8]
     return groups == 1 and any(size != 1 for size in weight.shape[2:])
@@ -117,7 +117,7 @@ _LARGE_WEIGHTS = 4
 
 
 def _stays(convolution: Node) -> bool:
-    """Whether a convolution with gradients has the images that it had: where its weights are large, or where one side
+    """True if a convolution with gradients has the images that it had: where its weights are large, or where one side
     has one channel, as oneDNN sums up the gradient of such weights with larger roundings channels last."""
     arguments: Any = convolution.args
     weight, groups = value_of(arguments[1]), arguments[8]
@@ -201,7 +201,7 @@ class _Layouts:
 
 
 def _is_of_any_layout(node: Node) -> bool:
-    """Whether a node has the same elements, whatever the layout of its operands."""
+    """True if a node has the same elements, whatever the layout of its operands."""
     if packet(node) is aten.as_strided:
         return False
     is_part = node.target is operator.getitem
@@ -209,7 +209,7 @@ def _is_of_any_layout(node: Node) -> bool:
 
 
 def _has_its_elements(operand: Node, node: Node) -> bool:
-    """Whether an operand of an elementwise op has the sizes of the result, and is an image that lies channels last."""
+    """True if an operand of an elementwise op has the sizes of the result, and is an image that lies channels last."""
     own, made = value_of(operand), value_of(node)
     return bool(own.dim() == 4 and own.shape == made.shape and own.is_contiguous(memory_format=torch.channels_last))
 

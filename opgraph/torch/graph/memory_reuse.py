@@ -74,7 +74,7 @@ def own_values(graph: Graph, made: Mapping[str, Place], is_known: Callable[[str]
 
 
 def _has_twin(node: Node) -> bool:
-    """Whether another node takes the same element of the same tuple."""
+    """True if another node takes the same element of the same tuple."""
     if node.target is not operator.getitem:
         return False
     return any(u is not node and u.target is node.target and u.args == node.args for u in node.all_input_nodes[0].users)
@@ -109,7 +109,7 @@ def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Colle
 
 
 def _are_alike(own: Place, wanted: Place) -> bool:
-    """Whether a tensor takes the memory of another one, all of it, perhaps in other axes."""
+    """True if a tensor takes the memory of another one, all of it, perhaps in other axes."""
     if replace(own, name=wanted.name) == wanted:
         return True
     are_whole = own.offset == wanted.offset == 0 and _is_dense(own) and _is_dense(wanted)
@@ -117,7 +117,7 @@ def _are_alike(own: Place, wanted: Place) -> bool:
 
 
 def _is_dense(place: Place) -> bool:
-    """Whether the elements of a tensor lie together, each once, in whatever order of the axes."""
+    """True if the elements of a tensor lie together, each once, in whatever order of the axes."""
     run = 1
     for stride, size in sorted((stride, size) for size, stride in zip(place.size, place.stride) if size != 1):
         if stride != run:

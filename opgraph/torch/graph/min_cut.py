@@ -296,7 +296,7 @@ def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
 
 
 def _may_be_recomputed(node: Node) -> bool:
-    """Whether a node may run again in backward."""
+    """True if a node may run again in backward."""
     tag = node.meta.get("recompute")
     if tag is not None:
         return tag in _RECOMPUTED

@@ -105,7 +105,7 @@ def _with_wide_statistics(by_torch: Callable[..., Any], shows_statistics: bool) 
 
 
 def shows_statistics(graph: GraphModule) -> bool:
-    """Whether a graph of torch functions calls an op that returns statistics, so that they may be results."""
+    """True if a graph of torch functions calls an op that returns statistics, so that they may be results."""
     return any(_name(node) in _MAKERS for node in _nodes(graph))
 
 

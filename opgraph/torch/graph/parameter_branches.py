@@ -101,7 +101,7 @@ class Branches:
         return taken
 
     def _are_parameters(self, places: Sequence[Node]) -> bool:
-        """Whether inputs of the graph are parameters, few enough to be read after each step."""
+        """True if inputs of the graph are parameters, few enough to be read after each step."""
         for place in places:
             if place not in self._parameters:
                 self._parameters[place] = internals.parameter_of(place)
@@ -163,7 +163,7 @@ _OF_TRANSFORMS = frozenset(
 
 
 def _repeats(node: Node) -> bool:
-    """Whether a node is an input or a call of torch's that gives the same whenever it is repeated."""
+    """True if a node is an input or a call of torch's that gives the same whenever it is repeated."""
     if node.op == "placeholder":
         return True
     if node.op not in ("call_function", "call_method") or draws_random_numbers(node):
@@ -173,7 +173,7 @@ def _repeats(node: Node) -> bool:
 
 
 def _under_autocast(nodes: Sequence[Node]) -> bool:
-    """Whether one of these calls stands where the function itself enters autocast."""
+    """True if one of these calls stands where the function itself enters autocast."""
     calls, depth = set(nodes), 0
     for node in nodes[-1].graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -191,7 +191,7 @@ class _Writes:
         self._written: set[int] = set()
 
     def reach(self, nodes: Sequence[Node]) -> bool:
-        """Whether one of these nodes has memory that a call so far has written to."""
+        """True if one of these nodes has memory that a call so far has written to."""
         self._look(nodes[-1].graph)
         return any(internals.memory_of(node) in self._written for node in nodes)
 
@@ -223,7 +223,7 @@ _DRAWING_BY = {
 
 
 def draws_random_numbers(node: torch.fx.Node) -> bool:
-    """Whether a call of Dynamo's graph, of a torch function or method, gives another result each time."""
+    """True if a call of Dynamo's graph, of a torch function or method, gives another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     name = name.partition(".")[0]  # of an overload
     if name in _DRAWING_BY:
@@ -313,7 +313,7 @@ _ELEMENTWISE = frozenset(
 
 
 def _is_elementwise(conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> bool:
-    """Whether a kernel computes conditions as torch does. A sum in another order, and an f16 that is rounded later, may
+    """True if a kernel computes conditions as torch does. A sum in another order, and an f16 that is rounded later, may
     turn a branch."""
     names = (
         n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
@@ -323,11 +323,11 @@ def _is_elementwise(conditions: GraphModule, parameters: Sequence[torch.Tensor])
 
 
 class BranchCheck:
-    """Whether the branches of a graph go the ways that they went when it was captured."""
+    """True if the branches of a graph go the ways that they went when it was captured."""
 
     def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
         self._conditions = conditions
-        #: Whether a kernel computes them; else torch's own ops do.
+        #: True if a kernel computes them; else torch's own ops do.
         self._is_compiled = _is_elementwise(conditions, parameters)
         self._program: Program | None = None
         #: One value, so that threads never meet the state of one comparison with the answer of another.

@@ -265,7 +265,7 @@ def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
 
 
 def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides, where they count."""
+    """True if a tensor has these strides, where they count."""
     return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
 
 

@@ -20,7 +20,7 @@ from opgraph.torch.graph.torch_internals import hint, tree_flatten, tree_unflatt
 
 
 def is_refused(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch raises an error for operands of these dtypes, or for a number: a truth value, a large one, 0.
+    """True if torch raises an error for operands of these dtypes, or for a number: a truth value, a large one, 0.
 
     torch computes one element of each operand to find out. It is not asked where all operands are of floating-point
     dtypes that have the numbers, none of which is 0.
@@ -39,7 +39,7 @@ def is_refused(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def has_number(dtype: torch.dtype, number: float) -> bool:
-    """Whether torch converts a number to a floating-point dtype: a finite one to a finite value."""
+    """True if torch converts a number to a floating-point dtype: a finite one to a finite value."""
     return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def is_single(module: nn.Module, captured: Sequence[Captured]) -> bool:
-    """Whether what a call captured is one pointwise kernel for one result, without arithmetic on parameters alone, and
+    """True if what a call captured is one pointwise kernel for one result, without arithmetic on parameters alone, and
     a fused function need not run the module's Python at each call.
 
     Such arithmetic (NAF1's gamma functions) is part of a captured graph's kernel; a fused function leaves it to torch.
@@ -44,7 +44,7 @@ def is_single(module: nn.Module, captured: Sequence[Captured]) -> bool:
 
 
 def _reads_data(nodes: Sequence[Node]) -> bool:
-    """Whether every call of Dynamo's graph reads an argument of one dimension or more, directly or not."""
+    """True if every call of Dynamo's graph reads an argument of one dimension or more, directly or not."""
     readers: set[Node] = set()
     for node in nodes:
         if node.op == "placeholder":

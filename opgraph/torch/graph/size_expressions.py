@@ -172,7 +172,7 @@ class Expressions:
         return text
 
     def _is_value(self, text: str, number: Any) -> bool:
-        """Whether a text has the value and the type of a number, for all samples."""
+        """True if a text has the value and the type of a number, for all samples."""
         try:
             function = self._function([text])
             wanted = [number_of(number, dict(zip(self._symbols, sizes, strict=True))) for sizes in self._samples]

@@ -54,7 +54,7 @@ def _is_slice(node: Node) -> bool:
 
 
 def _lives_in_kernels(whole: Node, computed: set[Node], levels: Mapping[Node, int]) -> bool:
-    """Whether nothing but slices makes a kernel store a value."""
+    """True if nothing but slices makes a kernel store a value."""
     if whole not in computed or not is_elementwise(whole):
         return False
     for user in whole.users:
@@ -67,7 +67,7 @@ def _lives_in_kernels(whole: Node, computed: set[Node], levels: Mapping[Node, in
 
 
 def _reads_each_once(reader: Node, part: Node, computed: set[Node]) -> bool:
-    """Whether a kernel reads a slice, and no element of it again and again: one that it broadcasts is better stored."""
+    """True if a kernel reads a slice, and no element of it again and again: one that it broadcasts is better stored."""
     if reader not in computed:
         return False
     return join_of(reader) is not None or value_of(reader).numel() == value_of(part).numel()

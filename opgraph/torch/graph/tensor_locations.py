@@ -98,7 +98,7 @@ class Beginnings:
         self.copied = {n.name for n in nodes if n.op == "placeholder"} - self._anywhere
 
     def is_known(self, name: str) -> bool:
-        """Whether it is known of a variable of the function."""
+        """True if it is known of a variable of the function."""
         return name not in self._anywhere
 
     def of(self, place: Place) -> int:

@@ -43,7 +43,7 @@ neg_view = torch._neg_view
 
 
 def is_wrapped(module: torch.nn.Module) -> bool:
-    """Whether torch.compile has made this module."""
+    """True if torch.compile has made this module."""
     return isinstance(module, torch._dynamo.OptimizedModule)
 
 
@@ -262,12 +262,12 @@ def hint(size: Any) -> int:
 
 
 def is_nested_size(value: Any) -> bool:
-    """Whether a symbolic size stands for the lengths of a nested tensor's rows, and has no number."""
+    """True if a symbolic size stands for the lengths of a nested tensor's rows, and has no number."""
     return isinstance(value, torch.SymInt) and value.node.is_nested_int()
 
 
 def has_constant_rows(value: Any) -> bool:
-    """Whether the number of all rows of a nested tensor, as Dynamo traces it, is a constant.
+    """True if the number of all rows of a nested tensor, as Dynamo traces it, is a constant.
 
     It is where the values are a view, and no guard compares it then (torch 2.13).
     """
@@ -290,7 +290,7 @@ def python_text(expression: Any) -> str | None:
 
 
 def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
-    """Whether the ranges of symbols, and the guards that hold no other ones, allow them to have these values.
+    """True if the ranges of symbols, and the guards that hold no other ones, allow them to have these values.
 
     Args:
         size: any size of the graph; what was found out about its symbols belongs to all of the graph.
@@ -315,7 +315,7 @@ def _symbols(expression: Any) -> set[Any]:
 
 
 def is_size(size: torch.SymInt) -> bool:
-    """Whether a symbolic number follows from the sizes and integers of a call, and from no tensor's values."""
+    """True if a symbolic number follows from the sizes and integers of a call, and from no tensor's values."""
     return size.node.hint is not None
 
 
@@ -428,7 +428,7 @@ def run_frame(error: BaseException) -> Any:
 
 
 def has_code(found: Any) -> bool:
-    """Whether what Dynamo's callback returned for a frame has code for this call, and for others like it."""
+    """True if what Dynamo's callback returned for a frame has code for this call, and for others like it."""
     return getattr(found, "guarded_code", None) is not None
 
 
@@ -546,7 +546,7 @@ def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
 
 
 def is_random_number(placeholder: torch.fx.Node) -> bool:
-    """Whether an input of Dynamo's graph is a number of Python's `random`, which Dynamo draws before each call."""
+    """True if an input of Dynamo's graph is a number of Python's `random`, which Dynamo draws before each call."""
     from torch._dynamo.source import RandomValueSource
 
     return isinstance(getattr(placeholder.meta.get("grapharg"), "source", None), RandomValueSource)

@@ -23,7 +23,7 @@ _VIEWS = frozenset(
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node is the memory of the node that it reads."""
+    """True if the node is the memory of the node that it reads."""
     if node.op != "call_function":
         return False
     target = node.target
@@ -45,7 +45,7 @@ def is_view(node: Node) -> bool:
 
 
 def _lies_in(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether a view, of known sizes, ends where the elements of its base do, or before: else torch raises an error."""
+    """True if a view, of known sizes, ends where the elements of its base do, or before: else torch raises an error."""
     begin = view.storage_offset() - base.storage_offset()
     numbers = (begin, *view.shape, *view.stride(), *base.shape, *base.stride())
     return all(isinstance(n, int) for n in numbers) and 0 <= begin <= _span(base) - _span(view)
@@ -66,7 +66,7 @@ def base_of(node: Node) -> Node:
 
 
 def is_alias(node: Node) -> bool:
-    """Whether a call that is no view may give back memory that it was given, as a view in another dtype does."""
+    """True if a call that is no view may give back memory that it was given, as a view in another dtype does."""
     if node.op != "call_function" or is_view(node):
         return False
     if node.target is operator.getitem:
@@ -109,7 +109,7 @@ def readers(node: Node) -> list[tuple[Node, Node, bool]]:
 
 
 def keeps_elements(node: Node) -> bool:
-    """Whether a chain of views broadcasts at most: a kernel that made its base has its elements at hand."""
+    """True if a chain of views broadcasts at most: a kernel that made its base has its elements at hand."""
     while is_view(node):
         if packet(node) not in (aten.expand, aten.alias, aten.detach):
             return False
