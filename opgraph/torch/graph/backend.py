@@ -72,15 +72,15 @@ _WHERE = 'torch.compile(backend="opgraph")'
 
 @dataclass(slots=True)
 class Captured:
-    """One graph that Dynamo captured, compiled; or one of its parts, where results are computed from other results.
+    """One compiled graph that Dynamo captured; or one of its parts, if results are computed from other results.
 
     Attributes:
-        graph: of torch functions, as Dynamo gave it.
-        part: which part; 0 for the first or only one.
+        graph: Dynamo's graph of torch functions.
+        part: the number of the part; 0 for the first or only one.
         inference: the program of a call without gradients.
-        forward, backward: those of a call with gradients. The first backward pass compiles its program, and so does a
-            pass in which other results have no gradient; the latest one is here.
-        is_hooked: whether saved-tensor hooks were ever in force when `forward` ran.
+        forward, backward: the programs of a call with gradients. The first backward pass compiles its program, and so
+            does a pass in which other results have no gradient; `backward` is the latest one.
+        is_hooked: True if saved-tensor hooks were ever in force when `forward` ran.
     """
 
     graph: GraphModule
@@ -91,14 +91,14 @@ class Captured:
     is_hooked: bool = False
 
 
-#: Called when a graph of any backend begins to run; an empty list costs a call 30 ns.
+#: Functions to call when a graph of any backend begins to run; an empty list costs a call 30 ns.
 on_run: list[Callable[[], None]] = []
 _observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("observers", default=())
 
 
 @contextmanager
 def observed(observer: Callable[[Captured], None]) -> Iterator[None]:
-    """While this lasts, the observer receives each graph, or each part of one, when its compilation begins."""
+    """Within this context, the observer receives each graph, or each part of one, when its compilation begins."""
     token = _observers.set((*_observers.get(), observer))
     try:
         yield
@@ -112,12 +112,12 @@ def backend(
     """Compiles a graph that torch.compile captured, for training and for inference.
 
     Args:
-        graph: of torch functions.
+        graph: a graph of torch functions.
         example_inputs: fake or real tensors, and sizes.
         options: `memory` and `rounding`, as `ogt.fuse` takes them.
 
     Raises:
-        InvalidArguments: another option, or a value that it does not have.
+        InvalidArguments: an unknown option, or an unknown value of one.
     """
     known = {"memory": "least", "rounding": "store"}
     unknown = [name for name in options or () if name not in known]
@@ -130,9 +130,9 @@ def backend(
 
 
 def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[..., Any]:
-    """The backend for one choice of what to keep and how to round.
+    """A new backend for one choice of saved tensors and rounding.
 
-    Dynamo gives what it compiled with one backend to no other one, so this compiles everything anew.
+    Dynamo does not share compiled code between backends, so a new backend compiles everything again.
 
     Raises:
         InvalidArguments: there is no such choice.
@@ -143,7 +143,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
 
     @no_collector()
     def compile(graph: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        if _has_streams(graph):  # kernels of a program are all on one stream
+        if _has_streams(graph):  # all kernels of a program run on one stream
             warnings.warn(
                 "a function that enters streams of a device runs as it was written; what it calls is fused",
                 stacklevel=users_level(),
@@ -167,7 +167,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             )
             return _unfused(graph)
         number = count()
-        with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error where a region has debug=True
+        with set_checkpoint_debug_enabled(False):  # AOTAutograd raises an error if a region has debug=True
             return with_views_of_no_grad(
                 graph,
                 lambda: with_own_results(
@@ -187,7 +187,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
             observer(captured)
 
         def part(name: str) -> Callable[..., Any]:
-            @no_collector()  # backward is compiled by its first call
+            @no_collector()  # the first call of backward compiles it
             def build(module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
                 def make_sized(sized: GraphModule, **how: Any) -> Program:
                     with without_modes():
@@ -199,7 +199,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                 if name == "forward":
                     computed.update(n.name for n in module.graph.nodes if n.op == "call_function")
                     program = captured.forward = make(module)
-                    keep_saved_tensors()  # kernels and library calls write over none
+                    keep_saved_tensors()  # kernels and library calls overwrite none of them
                     return _noting_hooks(program.run, captured)
                 if name == "backward":
                     mark_recomputed(module.graph, computed)
@@ -223,7 +223,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                     decompositions=decompositions(shows_statistics=shows_statistics(graph)),
                     keep_inference_input_mutations=True,
                 )(graph, example_inputs)
-        except Exception as error:  # this graph alone, for those before it in the same call have run
+        except Exception as error:  # only this graph runs unfused: those before it in the same call have run
             if isinstance(error, (OpGraphError, *capture_errors())):
                 raise
             said = str(error).splitlines() or [type(error).__name__]
@@ -238,17 +238,17 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
     return compile
 
 
-#: The same, one for each choice: instances of one class share what Dynamo compiled of their methods, and its limit of
-#: eight compilations of each.
+#: As `new_compiler`, but with one backend for each choice: instances of one class share the code that Dynamo compiled
+#: for their methods, and its limit of eight compilations of each method.
 compiler = lru_cache(maxsize=None, typed=True)(new_compiler)
 
 
 def _unfused(graph: GraphModule) -> Callable[..., Any]:
-    """What runs a graph of Dynamo as it is.
+    """The function that runs a graph of Dynamo unchanged.
 
     Raises:
-        SkipFrame, for Dynamo: a checkpoint in the graph draws, and the graph does not bring the generator back when it
-            runs again in backward. The function runs as it was written.
+        SkipFrame, for Dynamo: a checkpoint in the graph draws random numbers, and the graph does not restore the
+            generator when it runs again in backward. The function runs as it was written.
     """
     if _has_checkpoint_that_draws(graph):
         raise run_as_written("a checkpoint in it draws random numbers")
@@ -260,7 +260,7 @@ def _has_checkpoint_that_draws(graph: GraphModule) -> bool:
 
 
 def _has_streams(graph: GraphModule) -> bool:
-    """True if a graph of Dynamo's enters streams of a device, or waits for them: they are marks on its nodes."""
+    """True if a graph of Dynamo enters streams of a device, or waits for them; marks on its nodes show that."""
 
     def is_marked(node: Node) -> bool:
         marks = node.meta.get("custom") or {}
@@ -275,8 +275,8 @@ def _has_streams(graph: GraphModule) -> bool:
 
 
 def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """What was compiled of a graph of Dynamo, after a call of `on_run`; in forward-mode differentiation, which programs
-    lose, and where an argument that it writes into overlaps with another one, the graph runs."""
+    """Calls `on_run`, then the compiled graph. Dynamo's graph runs instead in forward-mode differentiation, for which
+    programs have no tangents, and if an argument that it writes into overlaps with another one."""
     overlaps, written = overlap_check(graph), as_written(graph)
 
     def run(*args: Any) -> Any:
@@ -291,7 +291,7 @@ def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) 
 
 @cache
 def prepare_dynamo() -> None:
-    """From now on, Dynamo follows branches on parameters and guards on methods for this backend.
+    """Makes Dynamo follow branches on parameters, and guard on methods, for this backend from now on.
 
     It must be called before Dynamo traces.
     """
@@ -307,13 +307,13 @@ backend.is_opgraph = True  # type: ignore[attr-defined]
 
 
 def check_rounding(rounding: object) -> None:
-    """Raises InvalidArguments where there is no such rounding."""
+    """Raises InvalidArguments if there is no such rounding."""
     if rounding not in ROUNDINGS:
         raise InvalidArguments(f"unknown rounding {rounding!r}", where="fuse", fix=f"use one of {', '.join(ROUNDINGS)}")
 
 
 def _gradients_may_depend_on_inputs(captured: Captured) -> bool:
-    """True if a graph's backward reads floats that forward kept, and that follow from the graph's inputs."""
+    """True if a graph's backward reads floats that forward saved, and that are computed from the graph's inputs."""
     assert captured.forward is not None and captured.backward is not None
     follows: set[str] = set()
     for node in captured.forward.module.graph.nodes:
@@ -325,7 +325,7 @@ def _gradients_may_depend_on_inputs(captured: Captured) -> bool:
 
 
 def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callable[[list[Any]], Any]:
-    """A forward program that notes whether saved-tensor hooks are in force."""
+    """A forward program that sets `captured.is_hooked` if saved-tensor hooks are in force."""
 
     def forward(args: list[Any]) -> Any:
         if has_saved_tensors_hooks():
@@ -339,13 +339,14 @@ def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callab
 def _backward_of(
     module: GraphModule, make: Callable[[GraphModule], Program | SizedPrograms], captured: Captured
 ) -> Callable[[list[Any]], Any]:
-    """A backward graph that takes whatever autograd has for it; undefined gradients have programs of their own.
+    """A backward graph that accepts all arguments that autograd may pass; a pass with undefined gradients has its own
+    program.
 
-    A program takes addresses, and strides stand in it as numbers. Under a transform of torch.func, and in
-    `autograd.grad(is_grads_batched=True)`, a tensor may stand for a batch and have no address, and under
-    `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may give back a
-    tensor with other strides than it was kept with (contiguous ones, for example): such a tensor is copied into the
-    strides that the program was made for. Masks, which eager torch may not keep, may come back as numbers.
+    A program takes addresses, and contains strides as numbers. Under a transform of torch.func, and in
+    `autograd.grad(is_grads_batched=True)`, a tensor may represent a batch and have no address, and under
+    `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may return a
+    tensor with other strides than it was saved with (contiguous ones, for example). Such a tensor is copied into the
+    strides that the program was made for. Masks, which eager torch may not save, may come back as numbers.
     """
     examples = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
     given_gradients = gradients_of_results(module)
@@ -372,10 +373,10 @@ def _backward_of(
 
 
 def _undo_hooks(args: list[Any], examples: Sequence[Any]) -> None:
-    """Makes truth values of masks that hooks gave another dtype.
+    """Converts masks back to bool if hooks changed their dtype.
 
     Raises:
-        InvalidArguments: a hook gave back another tensor than it got, of another dtype, device or shape.
+        InvalidArguments: a hook returned a tensor of another dtype, device or shape than it received.
     """
     for place, (given, example) in enumerate(zip(args, examples, strict=True)):
         if not isinstance(given, torch.Tensor):
@@ -394,7 +395,7 @@ def _undo_hooks(args: list[Any], examples: Sequence[Any]) -> None:
 
 
 def _restride(program: Program | SizedProgram, args: list[Any]) -> None:
-    """Copies the arguments whose strides are others than those that the program was made for."""
+    """Copies the arguments whose strides differ from those that the program was made for."""
     for place, strides in enumerate(program.input_strides):
         given = args[place]
         if strides is not None and isinstance(given, torch.Tensor) and not same_strides(given, strides):

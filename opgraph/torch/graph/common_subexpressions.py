@@ -1,7 +1,7 @@
-"""Calls of a graph that compute the same are one call.
+"""Merges calls of a graph that compute the same.
 
-It is the pass that torch's partitioner has (`torch._functorch.config.cse`), without loading Inductor: torch's own takes
-a helper from there, and with it a tenth of what a first step takes.
+This is the pass of torch's partitioner (`torch._functorch.config.cse`), but it does not load Inductor. Torch's own pass
+imports a helper from there, which takes a tenth of the time of a first step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from opgraph.torch.graph.torch_internals import storage_key
 
 
 def share_common_subexpressions(graph: Graph) -> None:
-    """Lets readers of a call read an earlier one of the same op and arguments.
+    """Replaces a call by an earlier one of the same op and arguments.
 
-    A result that the graph returns, and what shares its memory, stays a tensor of its own. Calls on both sides of a
-    write stay apart, and so do random ones.
+    Results that the graph returns, and values that share their memory, stay separate tensors. Calls before and after a
+    write are not merged, nor are random ones.
 
     Args:
-        graph: of ATen ops with `val` in each node's meta; it is changed.
+        graph: a graph of ATen ops with `val` in each node's meta; it is changed.
     """
     returned = {storage_key(value_of(n)) for n in graph.output_node().all_input_nodes} - {None}
     known: dict[Any, Node] = {}
@@ -40,11 +40,11 @@ def share_common_subexpressions(graph: Graph) -> None:
 
 
 def key_of(value: Any, of: Callable[[Node], Any] = lambda node: node) -> Any:
-    """What is equal for arguments that mean the same: 1 is not 1.0, nor 0.0 the same as -0.0.
+    """A key that is equal for equal arguments; 1 differs from 1.0, and 0.0 from -0.0.
 
     Args:
         value: an argument of a call, or several in a tuple, list or dict.
-        of: what stands for a node.
+        of: returns the key of a node.
     """
     if isinstance(value, Node):
         return of(value)

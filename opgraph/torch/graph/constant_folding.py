@@ -1,4 +1,4 @@
-"""Constants: what needs no input of a graph (masks, positions) is computed once, when the graph is compiled."""
+"""Constant folding: values that depend on no input of a graph (masks, positions) are computed once, at compile time."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from opgraph.torch.graph.size_expressions import SYMBOLIC, number_of
 from opgraph.torch.graph.torch_internals import is_size
 from opgraph.torch.graph.views import base_of, is_view
 
-#: Bytes of constants that a graph holds at most; of a graph with symbolic sizes, for each set of sizes.
+#: The most bytes of constants that a graph holds; in a graph with symbolic sizes, for each set of sizes.
 MOST_BYTES, MOST_BYTES_OF_SIZES = 2**26, 2**20
 
 
 def fold_constants(
     module: GraphModule, most: int | None = None, names: Collection[str] | None = None
 ) -> dict[str, str]:
-    """Puts the values of nodes that need no input in their place, as attributes of the module.
+    """Replaces nodes that depend on no input by their values, as attributes of the module.
 
-    A node that is returned stays: whoever receives its value might write into it. So do fills, which kernels read as
-    numbers, and nodes of symbolic sizes. The graph is changed; torch calls must run for real (no fake mode).
+    Returned nodes are not replaced, because the caller might write into their values. Neither are fills, which kernels
+    read as numbers, and nodes of symbolic sizes. The graph is changed; torch calls must run for real (no fake mode).
 
     Args:
         module: its graph has one node for equal calls, so that equal constants are one attribute.
-        most: bytes that all of them may have; MOST_BYTES if None.
-        names: of nodes; those alone are replaced, however many bytes they have.
+        most: the most bytes of all constants; MOST_BYTES if None.
+        names: the names of the only nodes to replace, however many bytes they have.
 
-    Returns: for each attribute's node the node whose value it has, both by name.
+    Returns: name of an attribute's node -> name of the node whose value it has.
     """
     most = MOST_BYTES if most is None else most
     graph = module.graph
@@ -59,7 +59,7 @@ def fold_constants(
             break
         kept = values[node].clone()
         if kept.stride() != value_of(node).stride() and any(map(is_view, readers[node])):
-            continue  # views of it count on its strides
+            continue  # its views depend on its strides
         name = f"constant_{node.name}"
         module.register_buffer(name, kept, persistent=False)
         with graph.inserting_before(node):
@@ -76,7 +76,7 @@ class SizedConstants:
     """Constants of a graph with symbols, which follow from the sizes of a call.
 
     Args:
-        names: of the nodes whose values are asked for.
+        names: the names of the nodes whose values `values` returns.
     """
 
     def __init__(self, module: GraphModule, names: Iterable[str]) -> None:
@@ -89,7 +89,7 @@ class SizedConstants:
         self._nodes = [n for n in module.graph.nodes if n in needed]
 
     def values(self, sizes: Mapping[Any, int]) -> dict[str, torch.Tensor]:
-        """Their values, by name.
+        """The values of the nodes, by name.
 
         Args:
             sizes: symbol -> value.
@@ -99,7 +99,7 @@ class SizedConstants:
 
 
 def _small_constants(graph: Graph, most: int) -> dict[Node, None]:
-    """The constants of at most so many bytes that are computed from such alone, in order."""
+    """The constants of at most `most` bytes that are computed from such constants alone, in order."""
     constants = constants_of(graph)
     found: dict[Node, None] = {}
     for node in graph.nodes:
@@ -135,7 +135,7 @@ def _evaluated(module: GraphModule, nodes: Iterable[Node], sizes: Mapping[Any, i
 
 
 def move_fills(graph: Graph) -> None:
-    """Gives a kernel that reads a number of the CPU beside data of a GPU its own, on the GPU."""
+    """Copies a number on the CPU to the GPU, for each kernel that reads it together with data of the GPU."""
     for node in graph.nodes:
         if not is_computed(node):
             continue
@@ -156,7 +156,7 @@ def _attribute(module: GraphModule, node: Node) -> torch.Tensor:
 
 
 def _size(value: Any) -> int | None:
-    """Bytes of a value; None where it has a symbolic size."""
+    """Bytes of a value; None if it has a symbolic size."""
     values = value if isinstance(value, (list, tuple)) else [value]
     total = 0
     for tensor in values:
@@ -196,8 +196,8 @@ def _is_fixed(target: Any) -> bool:
 
 
 def share_constants(module: GraphModule) -> None:
-    """A deep copy of the graph has the same constants: under fake tensors, as in a dry run, AOTAutograd's copy of the
-    backward graph would fail to copy them."""
+    """Makes deep copies of the graph share its constants: under fake tensors, as in a dry run, AOTAutograd's deep copy
+    of the backward graph would fail to copy them."""
     for node in module.graph.nodes:
         constant = operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
         if isinstance(constant, torch.Tensor):

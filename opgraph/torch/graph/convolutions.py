@@ -1,12 +1,12 @@
-"""Convolutions on the CPU: as matrix products where they go from pixel to pixel, and with gradients in little memory.
+"""Convolutions on the CPU: those with 1x1 weights as matrix products, and gradients of others in little memory.
 
-A convolution by single elements, of f32 images that lie channels last, is a matrix product: such an image is a matrix
-of one row for each pixel, and a kernel of one element a matrix too. The matrix product reads and writes them as they
-lie. oneDNN's convolution brings the weights into a layout of its own at each call first, which takes longer than the
-product where images are small.
+A convolution of f32 channels-last images with 1x1 weights is a matrix product: such an image is a matrix with one row
+for each pixel, and 1x1 weights are a matrix too. The matrix product reads and writes both in their layout. oneDNN's
+convolution first copies the weights into its own layout at each call, which takes longer than the product if images
+are small.
 
-oneDNN reads and writes images in layouts of its own, and torch copies what it is given and what it gives. The gradients
-of other convolutions are asked for so that few of these copies lie beside each other.
+oneDNN reads and writes images in its own layouts, and torch copies operands and results. The gradients of other
+convolutions are computed so that few of these copies exist at the same time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from opgraph.torch.graph.peak_recomputation import SMALLEST
 
 aten = torch.ops.aten
 
-#: Pixels of all images up to which the gradient of the weights is one product: its sums are as long, and few threads
-#: share them. Of one channel it would be a product by a vector, which MKL sums up with larger roundings.
+#: The gradient of the weights is one product for at most this many pixels of all images: its sums have one term for
+#: each, and few threads share them. For one channel it would be a product with a vector, which MKL adds up with larger
+#: rounding errors.
 _MOST_PIXELS, _LEAST_CHANNELS = 4096, 2
 
 
 def as_products(graph: Graph) -> None:
-    """Replaces such convolutions and their gradients.
+    """Replaces convolutions with 1x1 weights, and their gradients, by matrix products.
 
     Args:
-        graph: of ATen ops of known sizes with `val` in each node's meta; it is changed.
+        graph: a graph of ATen ops of known sizes with `val` in each node's meta; it is changed.
     """
     for node in list(graph.nodes):
         if node.target is aten.convolution.default:
@@ -77,7 +78,7 @@ def _backward(graph: Graph, node: Node) -> None:
 
 
 def _is_product(window: Sequence[Any], weight: Any, *images: Any) -> bool:
-    """True if a convolution goes from pixel to pixel, and all its images lie channels last."""
+    """True if a convolution computes each pixel from one pixel, and all its images are channels last."""
     if list(window) != [[1, 1], [0, 0], [1, 1], False, [0, 0], 1] or value_of(weight).shape[2:] != (1, 1):
         return False
     values = [value_of(image) for image in images]
@@ -92,7 +93,7 @@ def _is_product(window: Sequence[Any], weight: Any, *images: Any) -> bool:
 
 
 class _New:
-    """Nodes that stand in the place of another one."""
+    """Builds the nodes that replace another one."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self._graph = graph
@@ -116,7 +117,7 @@ class _New:
         return made
 
     def rows(self, image: Any) -> Node:
-        """Images as a matrix of a row for each pixel."""
+        """Images as a matrix with one row for each pixel."""
         pixels = self.of(aten.permute.default, image, [0, 2, 3, 1])
         return self.of(aten.view.default, pixels, [-1, value_of(image).shape[1]])
 
@@ -125,7 +126,7 @@ class _New:
         return self.of(aten.view.default, weight, list(value_of(weight).shape[:2]))
 
     def images(self, rows: Node, like: torch.Tensor) -> Node:
-        """A matrix of a row for each pixel as images like those."""
+        """A matrix with one row for each pixel, as images with the sizes and strides of `like`."""
         count, channels, height, width = like.shape
         pixels = self.of(aten.view.default, rows, [count, height, width, channels])
         made = self.of(aten.permute.default, pixels, [0, 3, 1, 2])
@@ -133,7 +134,7 @@ class _New:
         return made
 
     def replace(self, node: Node, made: Node) -> None:
-        """Lets what reads a node read another one."""
+        """Replaces a node by another one, and erases it."""
         node.replace_all_uses_with(made)
         self._graph.erase_node(node)
 
@@ -143,10 +144,10 @@ class Call:
     """A call that computes a library op, or some of its results.
 
     Attributes:
-        name: the variable of what it returns.
-        arguments: of the function that the node calls.
-        results: which results of the node it computes; None: all of them.
-        is_restrided: whether a result lies in another way than the graph says, and is copied.
+        name: the variable of the returned value.
+        arguments: the arguments of the function that the node calls.
+        results: the places of the node's results that it computes; None for all of them.
+        is_restrided: True if a result has other strides than in the graph, and is copied.
     """
 
     name: str
@@ -157,7 +158,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLast:
-    """An argument that is given as channels last without being moved: its sizes and layout count, its values do not."""
+    """An argument that is passed as channels last without a copy: only its sizes and layout matter, not its values."""
 
     node: Node
 
@@ -165,9 +166,9 @@ class ChannelsLast:
 def library_calls(node: Node) -> Sequence[Call]:
     """The calls that compute a library op in little memory, in order.
 
-    The gradients of a convolution by its weights come before that by its input. oneDNN copies what it reads and makes
-    into layouts of its own, for each of the two alone: in one call, which begins with the input's, that gradient would
-    lie beside the copies for the other.
+    The gradients of a convolution by its weights come before that by its input. oneDNN copies operands and results into
+    its own layouts, separately for each of the two. In one call, which begins with the gradient by the input, that
+    gradient would be alive at the same time as the copies for the other.
     """
     given: Any = node.args
     if node.target is aten.convolution_backward.default and value_of(given[1]).device.type == "cpu":
@@ -186,11 +187,11 @@ def library_calls(node: Node) -> Sequence[Call]:
 
 
 def _is_computed_channels_last(node: Node) -> bool:
-    """True if oneDNN computes the gradient of a convolution by its input channels last, whatever it is asked for.
+    """True if oneDNN computes the gradient of a convolution by its input as channels last, whatever layout it gets.
 
-    It does with strides. Torch then holds the result, a copy of it and a contiguous copy of that at once. Where the
-    input is channels last, it holds the result alone, and the same bits are copied once. (Of depthwise convolutions
-    it holds two either way; those with dilation get other bits.)
+    It does so for strided convolutions. Torch then holds the result, a copy of it and a contiguous copy of that at
+    once. If the input is channels last, it holds the result alone, and the same bits are copied once. (For depthwise
+    convolutions it holds two either way; those with dilation get other bits.)
     """
     given: Any = node.args
     _, image, weights, _, stride, _, dilation, is_transposed, _, groups, _ = given
