@@ -1,8 +1,8 @@
-"""Which ATen ops are rewritten into smaller ones before a graph is partitioned, and how.
+"""Decompositions: the ATen ops that are rewritten into smaller ones before a graph is partitioned.
 
-An op is decomposed where its parts fuse with what stands around it (norms, softmax, losses, dropout), or where opgraph
-has no op of its own for it. Activations that opgraph has (SiLU, GELU, Mish) and their derivatives stay whole. Library
-ops (convolutions, products, attention, embeddings) stay whole too.
+An op is decomposed if its parts fuse with the ops around it (norms, softmax, losses, dropout), or if opgraph has no op
+for it. Activations that opgraph has (SiLU, GELU, Mish) and their derivatives stay whole. Library ops (convolutions,
+products, attention, embeddings) stay whole too.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from opgraph.torch.graph.refused_operands import unless_refused
 from opgraph.torch.graph.torch_internals import get_decompositions, hint, order_in_memory, suggest_memory_format
 
 aten = torch.ops.aten
-#: Ops of two operands to which torch's rules for tensors without data give other strides than its kernels do, where the
-#: operands lie in several orders of their axes.
+#: Ops of two operands whose results have other strides under torch's rules for fake tensors than from its kernels, if
+#: the operands have different axis orders in memory.
 _IN_ONE_ORDER = (
     aten.copysign.Tensor, aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default,
     aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.special_xlog1py.default,
     aten.xlogy.Tensor,
 )  # fmt: skip
-#: How losses are reduced, as ATen numbers it: by their mean.
+#: ATen's number for the reduction of a loss to its mean.
 _MEAN = 1
 
-#: Decomposed as torch does it.
+#: Ops that are decomposed as torch does it.
 _BY_TORCH = (
     "_batch_norm_with_update", "_batch_norm_with_update_functional", "_fused_rms_norm", "_fused_rms_norm_backward",
     "_log_softmax", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
@@ -46,7 +46,7 @@ _BY_TORCH = (
 )  # fmt: skip
 
 
-#: Of these torch refuses some dtypes, or numbers, that a decomposition would take.
+#: Ops for which torch refuses some dtypes, or numbers, that a decomposition would accept.
 _OF_SOME_OPERANDS = frozenset(
     (
         "_log_softmax", "_safe_softmax", "_softmax", "addcdiv", "addcmul", "celu", "elu", "glu", "huber_loss",
@@ -61,7 +61,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
     """Decompositions by ATen overload, as AOTAutograd takes them.
 
     Args:
-        shows_statistics: mean and inverse deviation of norms may be results of the graph (`norm_decompositions`).
+        shows_statistics: True if mean and inverse deviation of norms may be results (`norm_decompositions`).
     """
     packets = [getattr(aten, name) for name in _BY_TORCH if hasattr(aten, name)]
     table: dict[Any, Callable[..., Any]] = dict(get_decompositions(packets))
@@ -105,7 +105,7 @@ def decompositions(*, shows_statistics: bool = False) -> dict[Any, Callable[...,
 
 
 def _with_numbers(decomposed: Callable[..., Any], fits: Callable[[float], bool]) -> Callable[..., Any]:
-    """A decomposition for numbers that fit alone: of others torch's kernel makes something else, or an error."""
+    """A decomposition only for numbers that fit: for others torch's kernel computes something else, or fails."""
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         numbers = [a for a in (*args, *kwargs.values()) if isinstance(a, (int, float))]
@@ -115,7 +115,7 @@ def _with_numbers(decomposed: Callable[..., Any], fits: Callable[[float], bool])
 
 
 def _unless_falling(decomposed: Callable[..., Any], *, slope: int, is_result: int) -> Callable[..., Any]:
-    """The derivative of an activation, perhaps from its result: where it falls below 0, torch refuses that.
+    """The derivative of an activation, from its input or result. Torch refuses the latter if the slope is negative.
 
     Args:
         slope, is_result: places of the arguments.
@@ -128,7 +128,7 @@ def _unless_falling(decomposed: Callable[..., Any], *, slope: int, is_result: in
 
 
 def _of_whole_images(decomposed: Callable[..., Any]) -> Callable[..., Any]:
-    """A loss of images of classes; torch refuses those of another size, which a decomposition would broadcast."""
+    """A loss of images of classes; torch refuses images of another size, which a decomposition would broadcast."""
 
     def chosen(x: torch.Tensor, target: torch.Tensor, *args: Any) -> Any:
         fits = x.dim() == 4 and (x.shape[0], *x.shape[2:]) == target.shape
@@ -138,11 +138,11 @@ def _of_whole_images(decomposed: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Dropout whose mask alone is random, so that the product may be computed again.
+    """Dropout in which only the mask is random, so that the product may be recomputed.
 
-    The generator yields the numbers of eager dropout: both fill a tensor by Bernoulli draws, in the order of the memory
-    of `x`. `bernoulli` gives a contiguous tensor, so its axes are put in that order. In host memory the numbers do not
-    depend on its dtype.
+    The numbers are those of eager dropout: both fill a tensor by Bernoulli draws, in the memory order of `x`.
+    `bernoulli` returns a contiguous tensor, so its axes are put in that order. In host memory the numbers do not depend
+    on its dtype.
     """
     if train is False:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -152,7 +152,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
     like = torch.empty_like(x)
     axes = range(x.dim())
     order = list(axes) if like.is_contiguous() else sorted(axes, key=lambda axis: -hint(like.stride(axis)))
-    # Drawn from a tensor without data, it waits for nothing: what makes `x` and what reads the product are one kernel.
+    # Drawn from a tensor without data, the mask depends on nothing: the ops before and after dropout are one kernel.
     dtype = torch.bool if x.is_cpu else x.dtype
     none = torch.empty((), dtype=dtype, device=x.device).expand([x.shape[axis] for axis in order])
     drawn: torch.Tensor = aten.bernoulli.p(none, 1 - p)
@@ -164,7 +164,7 @@ def _dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tenso
 
 
 def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
-    """As torch computes it in host memory, where channels stay last. On fake tensors torch makes it contiguous."""
+    """As torch computes it in host memory, where channels stay last. On fake tensors torch's result is contiguous."""
     if x.is_contiguous() or not x.is_cpu or len(shifts) != len(dims):
         return NotImplemented
     for shift, axis in zip(shifts, dims, strict=True):
@@ -175,7 +175,7 @@ def _roll(x: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> A
 
 
 def _channel_shuffle(x: torch.Tensor, groups: int) -> Any:
-    """As torch computes it in host memory, where channels stay last. On fake tensors torch makes it contiguous."""
+    """As torch computes it in host memory, where channels stay last. On fake tensors torch's result is contiguous."""
     if x.is_contiguous() or not x.is_cpu or x.dim() != 4:
         return NotImplemented
     batch, channels, *sizes = x.shape
@@ -184,16 +184,16 @@ def _channel_shuffle(x: torch.Tensor, groups: int) -> Any:
 
 
 def _in_one_order(op: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition of an op of two operands: the same op on operands in the order of axes that its kernel writes."""
+    """Decomposes an op of two operands into the same op on operands in the axis order that its kernel writes."""
 
     def decomposed(x: torch.Tensor, y: torch.Tensor) -> Any:
         is_alike = x.shape == y.shape and x.stride() == y.stride()
         if is_alike or (x.is_contiguous() and y.is_contiguous()):
             return NotImplemented
-        like = x + y  # of the order that all such kernels write; nothing reads its elements
+        like = x + y  # in the axis order that all such kernels write; its elements are not read
         axes = range(like.dim())
         order = sorted(axes, key=lambda axis: -hint(like.stride(axis)))
-        # Operands of no dimension keep it, as they do not decide the dtype.
+        # 0-d operands stay 0-d, because they do not decide the dtype.
         turned = [t.expand(like.shape).permute(order).contiguous() if t.dim() else t for t in (x, y)]
         return op(*turned).permute(sorted(axes, key=order.__getitem__))
 
@@ -201,7 +201,7 @@ def _in_one_order(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_contiguous(op: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """A decomposition of an op whose result torch lays out contiguous, whatever its operand at this place is."""
+    """Decomposes an op whose result is contiguous in torch, whatever the layout of its operand at this place."""
 
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         if args[place].is_contiguous():
@@ -212,13 +212,13 @@ def _of_contiguous(op: Callable[..., Any], place: int) -> Callable[..., Any]:
 
 
 def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
-    """As torch lays it out: the order of its axes depends on how the indices lie, too. On fake tensors it does not."""
+    """Indexing with torch's axis order, which depends on the strides of the indices, too; not so on fake tensors."""
     named = [axis for axis, i in enumerate(indices) if i is not None]
     given = [i for i in indices if i is not None]
     is_plain = all(t.is_contiguous() for t in (x, *given))
     if is_plain or any(i.dtype not in (torch.int64, torch.int32) for i in given):
         return NotImplemented
-    # The axes of the indices stand in one place: that of the named axes, or first where these are apart.
+    # The axes of the indices stand together: in the place of the indexed axes, or first if these are not adjacent.
     rest = [axis for axis in range(x.dim()) if axis not in named]
     first = named[0] if named[-1] - named[0] < len(named) else 0
     x, given = x.permute(rest[:first] + named + rest[first:]), aten.broadcast_tensors(given)
@@ -245,24 +245,24 @@ def _index(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
 
 
 def _with_axes(x: torch.Tensor, axes: list[int]) -> torch.Tensor:
-    """A view of these axes, in this order; the others are of one element."""
+    """A view of these axes, in this order; the other axes have one element."""
     others = [axis for axis in range(x.dim()) if axis not in axes]
     return x.permute(axes + others).squeeze(list(range(len(axes), x.dim())))
 
 
 def _contiguous(decomposed: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition of an op whose results in host memory are contiguous, whatever its operand is."""
+    """Decomposes an op whose results in host memory are contiguous, whatever the layout of its operand."""
     return lambda x: decomposed(x.contiguous() if x.is_cpu else x)
 
 
 def _dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """As torch's kernel computes it: the scale is rounded to no value of the dtype, and the result lies as `grad`."""
+    """As torch's kernel computes it: the scale is not rounded to the dtype, and the result has the layout of `grad`."""
     made: torch.Tensor = grad * mask * scale
     return made
 
 
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Softmax that is 0 in rows of -inf alone, as attention takes it where a mask hides everything."""
+    """Softmax that is 0 in rows that are all -inf, as attention uses it for rows that a mask hides completely."""
     made = dtype or x.dtype
     x = x.to(made)
     x = x.float() if made in NARROW else x
@@ -275,14 +275,14 @@ def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -
 
 
 def _as_strided_scatter(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Of an expanded tensor, which torch copies first; its rule without data says that the result is expanded, too."""
+    """Copies an expanded tensor first, as torch does. By torch's rule for fake tensors the result is expanded, too."""
     if all(stride or size == 1 for stride, size in zip(x.stride(), x.shape, strict=True)):
         return NotImplemented
     return aten.as_strided_scatter.default(x.clone(memory_format=torch.contiguous_format), *args, **kwargs)
 
 
 def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
-    """A pad that takes elements away at most (the gradient of one that adds them), as a slice."""
+    """Decomposes a pad that only removes elements (the gradient of one that adds them) into slices."""
     if any(p > 0 for p in pad):
         return NotImplemented
     made = x
@@ -295,14 +295,14 @@ def _constant_pad_nd(x: torch.Tensor, pad: list[int], value: float = 0) -> Any:
 def _full_like(
     x: torch.Tensor, fill: float, *, dtype: torch.dtype | None = None, memory_format: Any = None, **where: Any
 ) -> Any:
-    """A fill that reads nothing: of a computed tensor the shape alone counts."""
+    """A fill that reads nothing: it depends only on the shape of a computed tensor."""
     if not x.is_contiguous() or memory_format not in (None, torch.preserve_format, torch.contiguous_format):
         return NotImplemented
     return torch.full(x.shape, fill, dtype=dtype or x.dtype, device=where.get("device") or x.device)
 
 
 def _softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
-    """As torch's kernels compute it: where all gradients of a row are alike, no products cancel."""
+    """As torch's kernels compute it: if all gradients of a row are equal, no products cancel."""
     wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
     g, y = grad.to(wide), output.to(wide)
     made: torch.Tensor = (g - (g * y).sum(dim, keepdim=True)) * y
@@ -316,7 +316,7 @@ def _widened(x: torch.Tensor) -> torch.Tensor:
 def _elu_backward(
     grad: torch.Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: torch.Tensor
 ) -> torch.Tensor:
-    """As torch's kernels compute it: NaN at NaN."""
+    """As torch's kernels compute it: NaN gives NaN."""
     g, v = _widened(grad), _widened(x)
     if is_result:
         below = g * input_scale * (v + alpha * scale)
@@ -326,13 +326,13 @@ def _elu_backward(
 
 
 def _hardswish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """As torch's kernels compute it: NaN at NaN."""
+    """As torch's kernels compute it: NaN gives NaN."""
     g, v = _widened(grad), _widened(x)
     return torch.where(v <= -3, 0.0, torch.where(v >= 3, g, g * (v / 3 + 0.5))).to(grad.dtype)
 
 
 def _logit_backward(grad: torch.Tensor, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
-    """As torch's kernels compute it: NaN at NaN, and a negative `eps` is none."""
+    """As torch's kernels compute it: NaN gives NaN, and a negative `eps` means None."""
     low, beyond = (0.0, math.nan) if eps is None or eps < 0 else (eps, 0.0)
     return torch.where((x < low) | (x > 1 - low), beyond, grad / (x * (1 - x)))
 
@@ -345,7 +345,7 @@ def _threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: float) -
 def _smooth_l1_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    """As torch's kernels compute it: NaN at NaN, whose sign is 0."""
+    """As torch's kernels compute it: NaN gives NaN, although the sign of NaN is 0."""
     g, difference = _widened(grad), _widened(x) - _widened(target)
     g = g / difference.numel() if reduction == _MEAN else g
     made = torch.where(difference <= -beta, -g, torch.where(difference >= beta, g, g * difference / beta))
@@ -353,9 +353,9 @@ def _smooth_l1_loss_backward(
 
 
 def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
-    """g - p sum(g), p = e^y: torch's kernel contracts it, so that no product is rounded before most of it cancels.
+    """g - p sum(g), p = e^y. Torch's kernel contracts it, so no product is rounded before most of it cancels.
 
-    Where p is near 1 the same by 1 - p, which is exact from 1/2 on.
+    Where p is near 1, the same is computed with 1 - p, which is exact from p = 1/2 on.
     """
     wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
     g, p = grad.to(wide), output.to(wide).exp()
@@ -368,7 +368,7 @@ def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, in
 def _var_mean(
     x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean in two passes: sums that fuse with what stands around them."""
+    """Variance and mean in two passes: sums that fuse with the ops around them."""
     if x.dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     axes = sorted({axis % x.dim() for axis in dim}) if dim else list(range(x.dim()))

@@ -1,4 +1,4 @@
-"""Where the kernels of a program run, the CPU or a GPU: how they are compiled, and the lines that launch them."""
+"""The devices of a program's kernels, the CPU or a GPU: they compile kernels and write the lines that launch them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Lines:
     """Lines of a program's function.
 
     Attributes:
-        values: what stands under the names that the lines use.
-        makes: variables that they make.
+        values: name in the lines -> its value.
+        makes: the variables that the lines assign.
     """
 
     lines: list[str]
@@ -38,10 +38,10 @@ class HostTarget:
 
     Attributes:
         engine: the device.
-        allocate: what the function calls its allocation by size, strides and dtype; no op of torch has the name.
-        alignment: bytes at whose multiples kernels expect the results of library calls.
-        packs: whether kernels may read and write several elements at once, which must be aligned.
-        values: what stands under the names that lines use.
+        allocate: the function's name for the allocation by size, strides and dtype; no op of torch has this name.
+        alignment: the alignment in bytes that kernels expect of the results of library calls.
+        packs: True if kernels may read and write several elements at once, which must be aligned.
+        values: name in the lines -> its value.
     """
 
     engine = Engine("cpu")
@@ -51,10 +51,10 @@ class HostTarget:
     values: Mapping[str, Any] = {"allocate": torch_internals.empty_cpu}
 
     def kernel(self, partition: Partition, rounding: str, arguments: Collection[int]) -> HostKernel | None:
-        """The compiled loop of a fused partition; None where it cannot be launched by address.
+        """The compiled loop of a fused partition; None if it cannot be launched by address.
 
         Args:
-            arguments: ids of the scalar constants that its text does not hold; see `lower`.
+            arguments: ids of the scalar constants that are operands and not part of its text; see `lower`.
         """
         made = runner(partition, self.engine, rounding=rounding, arguments=arguments)
         return made if isinstance(made, HostKernel) else None
@@ -62,23 +62,23 @@ class HostTarget:
     def plan(
         self, kernel: Any, reads: Sequence[Place], writes: Sequence[Place], begin: Beginnings, *, compiles: bool
     ) -> Any:
-        """The prepared call on tensors that lie at these places, wherever they begin.
+        """The prepared call on tensors at these places, wherever they begin.
 
         Args:
-            compiles: whether it compiles what it needs; False: None is returned where it may need a compiler.
+            compiles: False: nothing is compiled, and None is returned if a compiler may be needed.
         """
         return kernel.plan_for(_looks(reads), _looks(writes), compiles=compiles)
 
     def packed(self, plan: Any) -> Sequence[bool]:
-        """For each tensor that a kernel reads and then writes, whether it must begin where the plan says."""
+        """True for each tensor, those that a kernel reads first, then those that it writes, if it must be aligned."""
         return ()
 
     def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """One native call for kernels that follow each other.
+        """The lines of one native call for consecutive kernels.
 
         Args:
-            name: of the call, in the function.
-            addresses: the expressions of the addresses that the launches have places in.
+            name: the name of the call in the function.
+            addresses: the expressions of the addresses; the launches refer to them by their places.
         """
         made = KernelSequence(launches, len(addresses))
         given, own = ", ".join(addresses), {f"own_{name}": made}  # the function's calls hold addresses only
@@ -88,21 +88,21 @@ class HostTarget:
         return Lines([f"{name}(pack_{name}({given}))"], {**own, name: entry, f"pack_{name}": pack})
 
     def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """The same, of lines that do not depend on plans. Where launches have no plans yet, nothing stands under the
-        names of the lines."""
+        """The same, with lines that do not depend on plans. If launches have no plans yet, the names of the lines have
+        no values."""
         made = KernelSequence(launches, len(addresses)) if launches[0].plan is not None else None
         return Lines([f"{name}({', '.join(addresses)})"], {} if made is None else {name: made})
 
     def first(self, has_constants: bool) -> Sequence[str]:
-        """Lines with which the function begins.
+        """The first lines of the function.
 
         Args:
-            has_constants: whether it reads memory that nobody but the program holds.
+            has_constants: True if it reads memory that only the program holds.
         """
         return ()
 
     def aligned(self, inputs: Sequence[str]) -> Lines:
-        """Lines that copy inputs which begin elsewhere than at multiples of 16 bytes."""
+        """Lines that copy inputs that are not aligned to 16 bytes."""
         return Lines([])
 
 
@@ -110,7 +110,7 @@ class CudaTarget:
     """A GPU. Kernels are launched on torch's current stream, and memory comes from torch's allocator.
 
     Args:
-        index: which one.
+        index: the index of the GPU.
 
     Raises:
         DeviceError: CuPy is missing, or there is no such GPU.
@@ -150,7 +150,7 @@ class CudaTarget:
         return packs
 
     def sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """As HostTarget. A workspace is freed after the launch: the allocator gives it away on the same stream."""
+        """As HostTarget. A workspace is freed after the launch: the allocator reuses it on the same stream."""
         from opgraph.runtime.cuda_sequence import CudaSequence
 
         made = CudaSequence(launches, len(addresses), self.engine.index)
@@ -171,7 +171,7 @@ class CudaTarget:
         return Lines(lines, {name: entry, f"pack_{name}": pack, f"recover_{name}": made.recover}, makes)
 
     def symbolic_sequence(self, name: str, launches: Sequence[KernelLaunch[Any]], addresses: Sequence[str]) -> Lines:
-        """As HostTarget. A workspace, perhaps of no bytes, comes with each call."""
+        """As HostTarget. Each call has a workspace, perhaps of 0 bytes."""
         from opgraph.runtime.cuda_sequence import CudaSequence
 
         work = f"work_{name}"
@@ -184,7 +184,7 @@ class CudaTarget:
         return Lines(lines, {name: call, f"bytes_{name}": made.workspace}, [work])
 
     def first(self, has_constants: bool) -> Sequence[str]:
-        """As HostTarget: allocation and launches are for the current GPU. A captured CUDA graph may outlive it."""
+        """As HostTarget: allocation and launches use the current GPU. A captured CUDA graph may outlive the program."""
         index = self.engine.index
         lines = [f"if current_gpu() != {index}:", f"    with on_gpu({index}): return run(args)"]
         return [*lines, "if is_capturing(): keep([run])"] if has_constants else lines
@@ -207,7 +207,7 @@ class CudaTarget:
         )
 
 
-#: A device, as programs use it.
+#: A device of a program.
 Target: TypeAlias = HostTarget | CudaTarget
 
 
@@ -224,7 +224,7 @@ _HOST = HostTarget()
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; where it begins elsewhere than at a multiple of 16 bytes, a copy with the same strides."""
+    """The tensor, or a copy with the same strides if it is not aligned to 16 bytes."""
     if tensor.data_ptr() % PACK == 0:
         return tensor
     span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride()))

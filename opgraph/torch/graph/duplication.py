@@ -1,4 +1,4 @@
-"""Values that are computed more than once: readers on later levels get a copy of a node of their own."""
+"""Values that are computed more than once: readers on later levels get their own copy of a node."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from opgraph.torch.graph.aten import bytes_of, is_reduction
 from opgraph.torch.graph.selections import compared_values
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
 
-#: Nodes of a chain that is computed again on another level.
+#: The most nodes of a chain that is recomputed on another level.
 _LONGEST_CHAIN = 8
 
 
 def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> None:
-    """Gives readers on later levels a copy of a node of their own, where that costs no more memory traffic.
+    """Gives readers on later levels their own copy of a node, if that causes no more memory traffic.
 
-    A value that is stored for a later level is written once and read once; a copy reads what the value is made of. It
-    stands before its first reader: groups run in the order of the graph, and one whose first node stands far from the
-    rest would run early and hold what it makes.
+    A value that is stored for a later level is written once and read once; a copy reads the operands of the value. The
+    copy stands before its first reader: groups run in the order of the graph, and one whose first node stands far
+    before the others would run early and keep its results alive.
     """
     sources = Sources(computed, compared_values(graph))
     order = _Order(graph)
     for node in reversed(graph.nodes):
         if not sources.is_link(node):
             continue
-        by_level: dict[int, list[tuple[Node, Node]]] = {}  # what it reads: the node or a view of it, and the reader
+        by_level: dict[int, list[tuple[Node, Node]]] = {}  # (the node or a view of it, the reader of that)
         stored = False
         for read, user, fuses in readers(node):
             if user in computed and fuses:
@@ -54,12 +54,12 @@ def duplicate(graph: Graph, computed: set[Node], levels: dict[Node, int]) -> Non
 
 
 class _Order:
-    """The order of a graph's nodes, to which copies are added; a node is copied after those that read it."""
+    """The order of a graph's nodes, to which copies are added; a node is copied after its readers."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._place = {node: place for place, node in enumerate(graph.nodes)}
-        #: Of a node, the first of the copies that stand before it.
+        #: Place of a node -> the first of the copies that stand before it.
         self._first: dict[int, Node] = {}
 
     def copy_before(self, node: Node, readers: Sequence[Node]) -> Node:
@@ -82,11 +82,11 @@ def _with_base(graph: Graph, view: Node, base: Node, other: Node) -> Node:
 
 
 class Sources:
-    """What computed nodes read from memory, were nothing between them stored.
+    """The values that computed nodes read from memory if no value between them is stored.
 
     Args:
         computed: the nodes of kernels.
-        once: those of them that are stored for all that read them.
+        once: those of them that are stored for all their readers.
     """
 
     def __init__(self, computed: set[Node], once: AbstractSet[Node] = frozenset()) -> None:
@@ -94,7 +94,7 @@ class Sources:
         self._found: dict[Node, frozenset[Node]] = {}
 
     def of(self, node: Node) -> frozenset[Node]:
-        """The stored values that a chain which ends at a node reads."""
+        """The stored values that the chain that ends at a node reads."""
         waiting = [node] if self.is_link(node) and node not in self._found else []
         while waiting:
             link = waiting[-1]
@@ -109,7 +109,7 @@ class Sources:
         return self._found.get(node, frozenset((node,)))
 
     def is_long(self, node: Node) -> bool:
-        """True if it takes many nodes, each counted once, to compute it from stored values."""
+        """True if a node takes many nodes, each counted once, to compute from stored values."""
         chain: set[Node] = set()
         waiting = [node]
         while waiting and len(chain) <= _LONGEST_CHAIN:
@@ -120,5 +120,5 @@ class Sources:
         return len(chain) > _LONGEST_CHAIN
 
     def is_link(self, node: Node) -> bool:
-        """True if a node may be computed a second time."""
+        """True if a node may be recomputed."""
         return node in self._computed and node not in self._once and not is_reduction(node)

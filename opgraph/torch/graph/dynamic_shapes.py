@@ -1,8 +1,9 @@
 """Graphs whose sizes are symbols: a program with names for sizes, or one program for each set of sizes.
 
-Dynamo traces a graph again with symbols in place of the sizes that differ from call to call. Such a graph is filled in
-with numbers, and programs are made of it: two for all calls, which `symbolic_program` puts names into; or, where these
-differ in more than numbers, one for each set of sizes. Kernels have no sizes and are not compiled again.
+Dynamo traces a graph again with symbols in place of the sizes that differ from call to call. The symbols of such a
+graph are replaced by numbers, and programs are made of it: two for all calls, which `symbolic_program` merges into one
+with names; or, if these differ in more than numbers, one for each set of sizes. Kernels have no sizes and are not
+compiled again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from opgraph.torch.graph.size_expressions import (
 from opgraph.torch.graph.symbolic_program import SizedProgram, SymbolicProgram
 from opgraph.torch.graph.torch_internals import hint, is_nested_size, neg_view
 
-#: Sets of sizes whose programs are remembered for one graph.
+#: The most sets of sizes whose programs are cached for one graph.
 MAX_SETS = 64
 
 
@@ -49,11 +50,11 @@ class SizedPrograms:
     """The programs of a graph with symbols.
 
     Args:
-        module: as `Program` takes it, but for symbols among the sizes.
+        module: as for `Program`, except that there are symbols among the sizes.
         make: makes the program of a graph without symbols; its keywords are those of `Program`.
 
     Attributes:
-        programs: those used so far, by the sizes that a call gave.
+        programs: the programs used so far, by the sizes of a call.
     """
 
     def __init__(self, module: GraphModule, make: Callable[..., Program]) -> None:
@@ -61,11 +62,11 @@ class SizedPrograms:
         self._make = make
         self._making = Lock()  # threads may call at once
         self.programs: Bounded[tuple[int, ...], Program | SizedProgram] = Bounded(MAX_SETS)
-        #: By the bytes of constants that they hold.
+        #: The symbolic programs, by the most bytes of constants that they hold.
         self._symbolic: dict[int, SymbolicProgram | None] = {}
-        #: Symbol -> (position of an argument, axis of it; None where the argument is the size).
+        #: Symbol -> (position of an argument, axis of it; None if the argument is the size).
         self._found: dict[Any, tuple[int, int | None]] = {}
-        #: The values that the graph was traced with.
+        #: The values of the symbols when the graph was traced.
         self._traced: list[int] = []
         for size, position, axis in sorted(_given_sizes(module), key=lambda found: not found[0].node.expr.is_Symbol):
             expression = size.node.expr
@@ -75,7 +76,7 @@ class SizedPrograms:
                 self._found.setdefault(expression, (position, axis))
 
     def run(self, args: list[Any]) -> Any:
-        """Runs the program for the sizes of these arguments; takes the arguments out of the list."""
+        """Runs the program for the sizes of these arguments; empties the list."""
         return self.sized(args).run(args)
 
     def sized(self, args: list[Any]) -> Program | SizedProgram:
@@ -83,7 +84,7 @@ class SizedPrograms:
         key = tuple([int(args[p] if axis is None else args[p].shape[axis]) for p, axis in self._found.values()])
         program = self.programs.get(key)
         if program is None:
-            with self._making, without_modes():  # whoever looks on sees the program run, not its making
+            with self._making, without_modes():  # dispatch modes see the program run, not its compilation
                 program = self.programs.get(key) or self._sized(key)
                 self.programs[key] = program
         return program
@@ -107,7 +108,7 @@ class SizedPrograms:
         return self._make(self._filled(sizes), most_constants=MOST_BYTES_OF_SIZES)
 
     def _symbolic_program(self, most_constants: int) -> SymbolicProgram | None:
-        """The program for all sizes; None where these change more of it than numbers."""
+        """The program for all sizes; None if sizes change more than numbers in it."""
         symbols = list(self._found)
         if not all(symbol.is_Symbol for symbol in symbols):
             return None
@@ -120,7 +121,7 @@ class SizedPrograms:
             expressions = Expressions(self.module, symbols, samples)
             return SymbolicProgram(self.module, symbols, first, second, expressions)
         except (NotSymbolicError, OpGraphError, ArithmeticError, IndexError, RuntimeError, ValueError):
-            # Guards need not say on which other sizes a graph runs: an index may be out of range there, for one.
+            # Guards may allow sizes on which a graph does not run: an index may be out of range there, for example.
             return None
 
     run._boxed_call = True  # type: ignore[attr-defined]
@@ -129,7 +130,7 @@ class SizedPrograms:
         """The graph with numbers in place of symbols.
 
         Args:
-            as_traced: whether nodes count the bytes of their values for the sizes that the graph was traced with.
+            as_traced: True if nodes count the bytes of their values for the sizes that the graph was traced with.
         """
         known = dict(zip(self._found, sizes, strict=True))
         module = copy.copy(self.module)
@@ -172,7 +173,7 @@ class SizedPrograms:
 
 
 def _given_sizes(module: GraphModule) -> Iterator[tuple[torch.SymInt, int, int | None]]:
-    """The symbolic sizes among the arguments of a graph: the position, and the axis; numbers before tensors."""
+    """The symbolic sizes among the arguments of a graph, with position and axis; numbers come before tensors."""
     places = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
     for position, value in enumerate(places):
         if isinstance(value, torch.SymInt) and not is_nested_size(value):
@@ -183,8 +184,8 @@ def _given_sizes(module: GraphModule) -> Iterator[tuple[torch.SymInt, int, int |
                 yield size, position, axis
 
 
-#: Slices, and which argument they give back where they take or write all of it; of known sizes AOTAutograd leaves such
-#: slices out.
+#: Slice op -> the place of the argument that it returns if it reads or writes all of it. For known sizes AOTAutograd
+#: omits such slices.
 _WHOLE_SLICES = {torch.ops.aten.slice: 0, torch.ops.aten.slice_scatter: 1}
 
 

@@ -1,7 +1,7 @@
-"""How a fused model enters Dynamo: torch.compile of a function, with guards and errors of opgraph's own; its breaks.
+"""The entry of fused models into Dynamo: torch.compile of a function, with opgraph's guards and errors; graph breaks.
 
-Texts for logs that nobody reads are left out: Dynamo tokenizes each source file of a model to name the functions that
-it traces, and AOTAutograd prints its graphs, whether or not a log is on. In a first step of a Llama of four layers this
+Texts for disabled logs are not written. Dynamo tokenizes each source file of a model to name the functions that it
+traces, and AOTAutograd prints its graphs, even if no log is enabled. In the first step of a Llama of four layers this
 takes 0.2 s.
 """
 
@@ -32,7 +32,7 @@ from opgraph.torch.graph.torch_internals import (
 
 
 class CompiledMeanwhileError(Exception):
-    """Another thread has compiled the function since this call looked for what it could run: the call begins again."""
+    """Another thread has compiled the function since this call looked for compiled code: the call must begin again."""
 
 
 def compiled(
@@ -41,22 +41,22 @@ def compiled(
     failed: Callable[[BaseException], bool] = lambda error: False,
     limited: Callable[[str], None] = lambda what: None,
 ) -> Callable[..., Any]:
-    """torch.compile of a function, apart from whatever else was compiled of the same source.
+    """torch.compile of a function, independent of other compilations of the same source.
 
-    Dynamo keeps what it compiled, how often, and which sizes differed, by the code object and its place in a file. So
-    what runs is a copy of the function's code that has a place of its own. Its guards see hooks that are added
+    Dynamo stores compiled code, the number of compilations, and the sizes that differed, by the code object and its
+    place in a file. So a copy of the function's code, with its own place, runs. Its guards detect hooks that are added
     to a submodule later, parameters that become one, and parameters that are frozen.
 
     Args:
         call: the function.
-        backend: for its graphs.
-        failed: called with what Dynamo raises where it cannot capture a frame. True: the frame runs as it was written,
-            and no graph that ran before it in the same call runs again; False: the error is raised.
-        limited: called with a function's name, its place and what differs, where Dynamo compiles it no more, because
-            it has done so `torch._dynamo.config.recompile_limit` times.
+        backend: the backend for its graphs.
+        failed: called with Dynamo's error if it cannot capture a frame. If it returns True, the frame runs as it was
+            written, and no graph that ran before it in the same call runs again; if False, the error is raised.
+        limited: called with a function's name, its place and the last difference, when Dynamo stops compiling it after
+            `torch._dynamo.config.recompile_limit` times.
 
-    Raises, when it is called:
-        CompiledMeanwhileError: it is to be called again.
+    Raises, when the result is called:
+        CompiledMeanwhileError: the caller must call it again.
     """
     written: Any = call if isinstance(call, FunctionType) else lambda *args, **kwargs: call(*args, **kwargs)
     code = written.__code__.replace(co_filename=f"{__file__}#{next(_numbers)}")
@@ -74,13 +74,13 @@ def _with_all_guards(
     failed: Callable[[BaseException], bool],
     limited: Callable[[str], None],
 ) -> Callable[..., Any]:
-    """What Dynamo calls for a frame that it has no code for, with the guards that it would leave out.
+    """Dynamo's callback for frames without compiled code, with the guards that Dynamo would omit.
 
-    Threads that call the function for the first time, or with sizes that are new to it, all come here. One compiles and
-    the others begin again; Dynamo would compile for each of them, up to its limit.
+    All threads that call the function for the first time, or with new sizes, come here. One compiles and the others
+    begin again; Dynamo would compile for each of them, up to its limit.
 
     Args:
-        code: of the function. Frames of other functions, in which something may have run, do not begin again.
+        code: the code of the function. Frames of other functions, which may have run in part, do not begin again.
     """
     times = 0
 
@@ -94,7 +94,7 @@ def _with_all_guards(
             try:
                 with no_collector(), with_all_guards(), _without_unread_logs():
                     found = callback(*args, **kwargs)
-            except Exception as error:  # guards that Dynamo cannot write end in an AssertionError, for example
+            except Exception as error:  # guards that Dynamo cannot write raise an AssertionError, for example
                 if isinstance(error, OpGraphError):
                     raise
                 result = run_frame(error)
@@ -115,7 +115,7 @@ _leaves_out: ContextVar[bool] = ContextVar("leaves_out", default=False)
 
 @contextmanager
 def _without_unread_logs() -> Iterator[None]:
-    """Within, texts for logs that are off are not written; other backends in other threads write theirs."""
+    """Within this context, texts for disabled logs are not written; other backends in other threads write theirs."""
     _wrap_log_writers()
     token = _leaves_out.set(True)
     try:
@@ -131,8 +131,8 @@ def _wrap_log_writers() -> None:
 
 
 def _where_read(write: Callable[..., Any], instead: Any, logs: Sequence[logging.Logger]) -> Callable[..., Any]:
-    """A function that writes for logs; it returns `instead` where none of them has a reader."""
-    structured = logging.getLogger("torch.__trace")  # torch's trace for tools, which has a handler where it is on
+    """Wraps a function that writes for logs: it returns `instead` if all of them are disabled."""
+    structured = logging.getLogger("torch.__trace")  # torch's trace for tools, which has a handler if it is enabled
 
     @functools.wraps(write)
     def writes(*args: Any, **kwargs: Any) -> Any:
@@ -143,19 +143,19 @@ def _where_read(write: Callable[..., Any], instead: Any, logs: Sequence[logging.
 
 
 def _name(code: CodeType) -> str:
-    """A function and its place: that of what torch.compile captures is the forward of a model."""
+    """A function and its place; the function that `compiled` copies is named as the forward of a model."""
     own = code.co_filename.startswith(__file__)
     return "its forward was" if own else f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) was"
 
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """A line where Dynamo ended a graph: what stands on both sides of it cannot fuse.
+    """A line at which Dynamo ended a graph: ops before and after it cannot fuse.
 
     Attributes:
         line: `file:line` and its code.
-        reason: Dynamo's.
-        hints: what Dynamo advises for this kind of line.
+        reason: Dynamo's reason.
+        hints: Dynamo's advice for this kind of line.
     """
 
     line: str
@@ -169,7 +169,7 @@ class GraphBreak:
 
 @contextmanager
 def graph_breaks() -> Iterator[list[GraphBreak]]:
-    """While this lasts, Dynamo notes its graph breaks: afterwards the list has each line once."""
+    """Collects Dynamo's graph breaks within this context: afterwards the list has each line once."""
     reasons = graph_break_reasons()
     before = len(reasons)
     found: list[GraphBreak] = []
@@ -181,16 +181,16 @@ def graph_breaks() -> Iterator[list[GraphBreak]]:
             if reason.user_stack and getattr(reason, "graph_break", True):
                 frame = reason.user_stack[-1]
                 where, text = f"{frame.filename}:{frame.lineno}: {frame.line}", str(reason.reason)
-                if text.startswith(_JUMP):  # of a branch Dynamo notes this as well, or alone
+                if text.startswith(_JUMP):  # for a branch, Dynamo records this in addition, or alone
                     by_line.setdefault(where, GraphBreak(where, *_BRANCH))
                 else:
                     by_line[where] = GraphBreak(where, text.splitlines()[0], tuple(_hints(text)))
         found += by_line.values()
 
 
-#: The instruction that a branch on the value of a tensor ends at, and Dynamo's words for it elsewhere.
+#: The instruction at which a branch on the value of a tensor ends, and Dynamo's words for it elsewhere.
 _JUMP, _BRANCH = "generic_jump", ("Data-dependent branching", ("Use `torch.cond` to express dynamic control flow.",))
-#: How hints begin that Dynamo gives for many kinds of lines alike.
+#: The beginnings of hints that Dynamo gives for many kinds of lines.
 _GENERAL_HINTS = ("This graph break", "This is likely", "It may be possible", "Please report", "Your code may")
 
 
