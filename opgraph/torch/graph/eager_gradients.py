@@ -1,17 +1,17 @@
-"""Gradients of a captured graph as eager torch has them: undefined ones are None, and they can be differentiated.
+"""Gradients of a captured graph as in eager torch: undefined ones are None, and they can be differentiated.
 
-AOTAutograd makes one autograd node of a graph with several results. Where a backward pass starts from some of them, the
-node gives zeros to the inputs that these do not depend on. An optimizer with weight decay or momentum moves a parameter
-whose gradient is zeros, and leaves one alone whose gradient is None. So for each result the inputs that it depends on
-are found out, as autograd sees it, and the node takes away the gradients of all others. Autograd calls the hooks of a
-tensor with None where its gradient is undefined, and eager torch does not call them at all. An input with hooks
-therefore keeps its zeros.
+AOTAutograd makes one autograd node of a graph with several results. If a backward pass starts from some of them, the
+node returns zeros for the inputs on which these do not depend. An optimizer with weight decay or momentum changes a
+parameter whose gradient is zeros, but not one whose gradient is None. So the inputs on which each result depends are
+determined as autograd does it, and the node drops the gradients of all others. Autograd calls the hooks of a tensor
+with None if its gradient is undefined, and eager torch does not call them at all. An input with hooks therefore keeps
+its zeros.
 
-AOTAutograd's backward has no derivative of its own. So a backward pass that makes a graph (`create_graph=True`) runs
-Dynamo's graph on the inputs of the call, as it was written, and autograd differentiates that. The inputs are weakly
-referenced: nothing more is kept. Where they are gone or were written to, or where the graph would compute something
-else when it runs again, the gradients are those of the compiled backward, and raise an error where they are
-differentiated: by what AOTAutograd saved and, since it saves most values cut off from the graph, by the inputs.
+AOTAutograd's backward has no derivative. So a backward pass that makes a graph (`create_graph=True`) runs Dynamo's
+graph on the inputs of the call, as it was written, and autograd differentiates that. The inputs are weakly referenced;
+nothing else is kept. If they are gone or were written to, or if the graph would compute something else when it runs
+again, the gradients are those of the compiled backward. They raise an error when they are differentiated with respect
+to values that AOTAutograd saved and, because it saves most values detached from the graph, with respect to the inputs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from opgraph.torch.graph.parameter_branches import written_inputs
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compiled_node, on_stand_ins, refuse_second_derivatives
 from opgraph.torch.graph.undefined_gradients import undefined
 
-#: For each result of a graph, and then for each of its inputs as the graph leaves it, the inputs that it depends on, as
+#: For each result of a graph, and then for the final value of each of its inputs, the inputs on which it depends, as
 #: bits; None for a result without a gradient and for an input that the graph does not write into.
 Dependencies = Sequence[int | None]
-#: Depends on every input.
+#: The bits of a result that depends on every input.
 ALL = -1
 
 
@@ -46,7 +46,7 @@ def records_gradients(graph: Graph) -> bool:
 
 
 def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependencies | None:
-    """What each result of Dynamo's graph depends on; None for a graph without gradients.
+    """The dependencies of each result of Dynamo's graph; None for a graph without gradients.
 
     Args:
         example_inputs: real or fake tensors, and sizes.
@@ -62,10 +62,10 @@ def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependenc
     try:
         with on_stand_ins(graph, example_inputs) as fakes:
             inputs = [t.detach().requires_grad_(t.requires_grad) if _is_tensor(t) else t for t in fakes]
-            # Autograd lets nobody write into a leaf. `forward` alone: a call of a GraphModule prints where it failed.
+            # Autograd forbids writes into leaves. `as_written` calls `forward`: a GraphModule prints where it failed.
             given = [t.clone() if wrote else t for t, wrote in zip(inputs, is_written, strict=True)]
             results = as_written(graph)(*given)
-    except Exception:  # AOTAutograd raises it again where it is an error of the program's; no gradient is taken away
+    except Exception:  # AOTAutograd raises it again if it is an error of the program; no gradient is dropped
         return same
     places = {id(t): place for place, t in enumerate(inputs)}
     known: dict[Any, int] = {}
@@ -78,8 +78,8 @@ def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _hides_backward(graph: GraphModule) -> bool:
-    """True if a graph calls a custom autograd function whose backward computes something. torch's op for it does not
-    record that, and Dynamo's graph does not show which part of it is under `no_grad`."""
+    """True if a graph calls a custom autograd function whose backward computes something. Torch's op for the function
+    does not record its backward, and Dynamo's graph does not show which part of it is under `no_grad`."""
     for node in graph.graph.nodes:
         bodies = [getattr(graph, str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
         bodies = [body for body in bodies if isinstance(body, GraphModule)]
@@ -92,14 +92,14 @@ def _hides_backward(graph: GraphModule) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """True if an argument may be a Python number; a float comes as an f64 of no dimension that nobody else holds."""
+    """True if an argument may be a Python number; a float arrives as a 0-d f64 tensor without other references."""
     return not _is_tensor(value) or (value.dtype is torch.float64 and not (value.dim() or value.requires_grad))
 
 
 def _depends_on(result: Any, places: dict[int, int], known: dict[Any, int]) -> int | None:
-    """The inputs that a result depends on; `known` has what was found out about autograd nodes.
+    """The inputs on which a result depends; `known` caches those of autograd nodes.
 
-    A view made under `no_grad` requires a gradient as its base does, and depends on no input: 0, not None.
+    A view made under `no_grad` requires a gradient if its base does, and depends on no input: 0, not None.
     """
     if not _is_tensor(result) or not result.requires_grad:
         return None
@@ -131,20 +131,20 @@ def with_gradients_of_eager(
     depends: Dependencies | None,
     may_depend_on_inputs: Callable[[], bool],
 ) -> Callable[..., Any]:
-    """A compiled graph whose backward gives None to the inputs that no result with a gradient depends on, and whose
+    """A compiled graph whose backward returns None for inputs on which no result with a gradient depends, and whose
     gradients can be differentiated.
 
     Args:
-        graph: of Dynamo.
+        graph: Dynamo's graph.
         call: the graph, as AOTAutograd compiled it.
-        draws: whether it draws random numbers.
-        depends: what `dependencies` found.
-        may_depend_on_inputs: whether gradients may depend on inputs; asked when backward has been compiled.
+        draws: True if it draws random numbers.
+        depends: the result of `dependencies`.
+        may_depend_on_inputs: True if gradients may depend on inputs; called when backward has been compiled.
     """
     if depends is None:
         return call
     backward: _Backward | None = None
-    shown = 0  # the place of a result, or of an argument after the results, that shows the node of this graph
+    shown = 0  # the place of a result, or of an argument after the results, that leads to this graph's autograd node
     runs_again = not draws and not any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) and not _hides_backward(graph)
 
     def run(*args: Any) -> Any:
@@ -155,10 +155,10 @@ def with_gradients_of_eager(
             if node is not None and node._forward_cls is backward.function:
                 backward.follow(node, args)
             return results
-        edges = _edges_of(args)  # a call that writes into an argument gives it another one
+        edges = _edges_of(args)  # before the call: one that writes into an argument changes its edge
         versions, before = _versions(args), {_made_by(t) for t in args} | {None}
         results = call(*args)
-        # A result that is a view of an argument shows the node that made the argument.
+        # A result that is a view of an argument leads to the node that made the argument.
         nodes = [_made_by(t) for t in (*results, *args)]
         shown = next((place for place, node in enumerate(nodes) if node not in before), -1)
         if shown >= 0:
@@ -170,7 +170,7 @@ def with_gradients_of_eager(
     return run
 
 
-#: Other tensors may stand for several inputs of the node. Parts of a graph run on fake tensors first.
+#: Tensors of other types may be several inputs of the node. Parts of a graph run on fake tensors first.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -178,12 +178,12 @@ class _Backward:
     """The backward of a compiled graph's node.
 
     Args:
-        graph: of Dynamo.
-        node: of the first call, as are the results and the arguments.
-        depends: what `dependencies` found.
-        edges: the places of the arguments, by where their gradients went before the call.
-        runs_again: whether the graph would compute the same when it runs again.
-        may_depend_on_inputs: as of `with_gradients_of_eager`.
+        graph: Dynamo's graph.
+        node: the autograd node of the first call; the results and the arguments are those of that call.
+        depends: the result of `dependencies`.
+        edges: the places of the arguments, by their gradient edges before the call.
+        runs_again: True if the graph would compute the same when it runs again.
+        may_depend_on_inputs: see `with_gradients_of_eager`.
 
     Attributes:
         function: the class of the node.
@@ -206,36 +206,36 @@ class _Backward:
         #: The backward of a custom autograd function, which need not be linear, takes real zeros.
         self._zeros = _zeros if _hides_backward(graph) else undefined
         self._backward: Callable[..., Any] = function.backward
-        #: For each output of the node, the inputs that what is read from it depends on.
+        #: For each output of the node, the inputs on which the values read from it depend.
         self._outputs = _outputs(node, (*results, *args), depends)
-        #: For each output of the node, the result that it is.
+        #: For each output of the node, the place of its result.
         found = {r.output_nr: place for place, r in enumerate(results) if getattr(r, "grad_fn", None) is node}
         self._results = [found.get(place) for place in range(len(node._input_metadata))]
-        #: For each input of the node that has gradients, its place among the arguments; -1 where it is none of them.
+        #: For each input of the node that has gradients, its place among the arguments; -1 if it is none of them.
         self._inputs = [edges.get(edge, -1) for edge in node.next_functions if edge[0] is not None]
         tensors = [i for i, a in enumerate(args) if _is_tensor(a)]
         runs_again = runs_again and all(type(args[i]) in _PLAIN for i in tensors)
         self._runs_again = runs_again and -1 not in self._inputs
-        #: The arguments that are remembered: all of them, or those that need not be leaves.
+        #: The arguments that are stored for each call: all of them, or those with gradients that may be non-leaves.
         self._followed = list(range(len(args)))
         if not self._runs_again:
             gradients = [i for i in tensors if args[i].requires_grad]
             self._followed = [i for i in gradients if not isinstance(args[i], torch.nn.Parameter)]
         self._is_compiled = False
-        #: True if some inputs never get a gradient, as no result depends on them; known after the first backward pass.
+        #: True if some inputs never get a gradient, because no result depends on them; set by the first backward pass.
         self._has_idle_inputs = False
         refuse_second_derivatives(node, _no_second_derivative)
         disable: Any = torch.compiler.disable  # a captured function may call backward, and Dynamo would compile this
         function.backward = staticmethod(disable(self.__call__))
 
     def follow(self, node: Any, args: Sequence[Any]) -> None:
-        """Lets autograd hand over undefined gradients of a call as None, and notes its arguments."""
+        """Makes autograd pass undefined gradients of a call as None, and stores its arguments."""
         node.set_materialize_grads(False)
         node.opgraph_arguments = {i: args[i] if _is_number(args[i]) else ref(args[i]) for i in self._followed}
         node.opgraph_versions = _versions(args) if self._runs_again else 0
 
     def __call__(self, ctx: Any, *given: Any) -> Any:
-        """As `backward` of an autograd function; newer torch gives all gradients in one list."""
+        """Is `backward` of an autograd function; newer torch passes all gradients in one list."""
         if self._is_compiled:
             results = self._run(ctx, *given)
         else:
@@ -246,8 +246,8 @@ class _Backward:
         return self._with_zeros(ctx, results) if self._has_idle_inputs else results
 
     def _with_zeros(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
-        """Gradients with zeros for the tensors with hooks that no result depends on."""
-        arguments = getattr(ctx, "opgraph_arguments", {})  # none where no result showed the node
+        """Gradients, with zeros for tensors that have hooks but on which no result depends."""
+        arguments = getattr(ctx, "opgraph_arguments", {})  # none if no result led to the node
         edges = zip((source for source, _ in ctx.next_functions if source is not None), self._inputs, strict=True)
         found = list(results)
         for number, needed in enumerate(ctx.needs_input_grad):
@@ -286,10 +286,10 @@ class _Backward:
         return self._with_zeros(ctx, [g if k else None for g, k in zip(results, keep, strict=False)])
 
     def _compiled(self, ctx: Any, given: Sequence[Any]) -> Any:
-        """The gradients of the compiled backward, which raise an error where they are differentiated.
+        """The gradients of the compiled backward, which raise an error if they are differentiated.
 
         Args:
-            given: the gradients of the results, in the form that autograd gave them.
+            given: the gradients of the results, in the form in which autograd passed them.
         """
         results = self._backward(ctx, *given)
         return self._refusing(ctx, results) if torch.is_grad_enabled() and self._may_depend_on_inputs() else results
@@ -323,9 +323,9 @@ class _Backward:
         return tuple(None if view is None else next(found) for view in inputs)
 
     def _refusing(self, ctx: Any, gradients: Sequence[Any]) -> Any:
-        """Gradients that depend on the inputs, and raise an error where they are differentiated by these.
+        """Gradients that depend on the inputs, but raise an error when they are differentiated with respect to them.
 
-        An argument that is gone stands for the leaves that it was computed from.
+        If an argument is gone, the leaves from which it was computed take its place.
         """
         sources = [source for source, _ in ctx.next_functions if source is not None]
         others = [a() for a in ctx.opgraph_arguments.values() if isinstance(a, ref)]
@@ -334,8 +334,8 @@ class _Backward:
         return tuple(refusing(g, *inputs.values()) if _is_tensor(g) and g.is_floating_point() else g for g in gradients)
 
     def _arguments(self, ctx: Any, gradients: Sequence[Any]) -> list[Any] | None:
-        """The arguments of a call; None where they are not what they were, or the graph's results do not show which of
-        them has one of these gradients."""
+        """The arguments of a call; None if the graph does not run again, if an argument is gone or was written to, or
+        if one of these gradients belongs to no result of the graph."""
         if not self._runs_again or any(g is not None and r is None for g, r in zip(gradients, self._results)):
             return None
         references = list(ctx.opgraph_arguments.values())
@@ -349,7 +349,7 @@ def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def _leaves(nodes: Sequence[Any]) -> Iterator[torch.Tensor]:
-    """The leaves that tensors with these autograd nodes are computed from."""
+    """The leaves from which tensors with these autograd nodes are computed."""
     waiting, seen = list(nodes), set(nodes)
     while waiting:
         node = waiting.pop()
@@ -361,7 +361,7 @@ def _leaves(nodes: Sequence[Any]) -> Iterator[torch.Tensor]:
 
 
 def _versions(args: Sequence[Any]) -> int:
-    """How often the tensors among arguments have been written to."""
+    """The number of writes to the tensors among the arguments."""
     return sum([a._version for a in args if _is_tensor(a) and not a.is_inference()])
 
 
@@ -376,18 +376,18 @@ def _no_second_derivative() -> Unimplemented:
 
 
 class _Refusing(torch.autograd.Function):
-    """A gradient as it is, and an error where it is differentiated by any of the inputs that follow it."""
+    """Returns a gradient unchanged, and raises an error if it is differentiated by any of the inputs after it."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(gradient: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        """The gradient."""
+        """Returns the gradient."""
         return gradient.view_as(gradient)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept."""
+        """Saves nothing."""
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:
@@ -396,16 +396,16 @@ class _Refusing(torch.autograd.Function):
 
 
 def _made_by(result: Any) -> Any:
-    """The node of the compiled graph that made a result, or the base of it."""
+    """The autograd node of the compiled graph that made a result, or its base."""
     return next((source for source, _ in _read(result) if compiled_node(source) is not None), None)
 
 
-#: Views that lie one on another between the output of a node and a result, at most.
+#: The longest chain of views between the output of a node and a result.
 MOST_VIEWS = 16
 
 
 def _read(result: Any) -> Iterator[tuple[Any, int]]:
-    """The autograd node of a value with the output that it is; of a view or a copy, those that it comes from, too."""
+    """The autograd node of a value, and its output number; for a view or a copy, also those of its sources."""
     if not _is_tensor(result) or result.grad_fn is None:
         return
     edge: tuple[Any, int] = result.grad_fn, result.output_nr
@@ -419,7 +419,7 @@ def _read(result: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[int]:
-    """The inputs that each output of the node depends on, as bits; ALL where no result shows it."""
+    """The inputs on which each output of the node depends, as bits; ALL if no result leads to the output."""
     found: dict[int, int] = {}
     for value, bits in zip(values, depends, strict=False):
         for source, place in _read(value):
@@ -429,14 +429,14 @@ def _outputs(node: Any, values: Sequence[Any], depends: Dependencies) -> list[in
 
 
 def _edges_of(args: Sequence[Any]) -> dict[Any, int]:
-    """The place of each argument that has a gradient, by the autograd node that takes it, and which of its outputs."""
+    """The place of each argument with a gradient, by the autograd node that receives it and its output number."""
     differentiable = ((i, t) for i, t in enumerate(args) if _is_tensor(t) and t.requires_grad and not t.is_inference())
     return {get_gradient_edge(t)[:2]: i for i, t in differentiable}
 
 
 def _hooked(source: Any, data: Any) -> torch.Tensor | None:
-    """A tensor with hooks; None where it has none. It is a leaf, by the node that adds to its gradient, or the argument
-    that a reference leads to."""
+    """A tensor, if it has hooks; else None. The tensor is a leaf, found by the node that accumulates its gradient, or
+    the argument behind a reference."""
     tensor = getattr(source, "variable", None)
     if tensor is None and data is not None:
         tensor = data()

@@ -1,7 +1,7 @@
 """Writes to a graph's inputs (running statistics): one call of torch for all of them.
 
 AOTAutograd puts them at the end of a graph, one `copy_` for each. A ResNet-18 in training has 60, and 20 additions for
-its counts of batches. Each tensor's version is counted up once, as by a write of its own.
+its counts of batches. Each tensor's version is incremented once, as by a separate write.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ aten = torch.ops.aten
 
 
 def join_writes(graph: Graph) -> None:
-    """Replaces the writes with which a graph ends by one for several tensors.
+    """Replaces the writes at the end of a graph by calls that write several tensors.
 
     Args:
-        graph: of ATen ops with `val` in each node's meta; it is changed.
+        graph: a graph of ATen ops with `val` in each node's meta; it is changed.
     """
     copies = _last_copies(graph)
     if len(copies) < 2:
@@ -51,7 +51,7 @@ def _called(graph: Graph, target: Any, *args: Any) -> None:
 
 
 def _last_copies(graph: Graph) -> Sequence[Node]:
-    """The copies to inputs behind everything else, in order."""
+    """The copies to inputs after all other calls, in order."""
     found = []
     node = graph.output_node().prev
     while node.target is aten.copy_.default and not node.users and len(node.args) == 2 and not node.kwargs:
@@ -62,7 +62,7 @@ def _last_copies(graph: Graph) -> Sequence[Node]:
 
 
 def _counted_up_by(copy: Node) -> Any:
-    """The number by which a copy counts an integer up; None where it does something else."""
+    """The number by which a copy increments an integer; None if it does something else."""
     written, new = copy.args[:2]
     if not isinstance(new, Node) or new.target is not aten.add.Tensor or new.args[0] is not written or new.kwargs:
         return None

@@ -1,14 +1,14 @@
-"""Which nodes of a captured graph run in one kernel, and in which order kernels and library calls run.
+"""Groups the nodes of a captured graph into kernels, and orders kernels and library calls.
 
 Each computed node has a level: one more than that of a library call, or of a sum down columns, that it reads. Nodes of
-one level that read each other, or the same tensor, form a group: no path leads out of a group and back, because
-nothing on a level reads what the same level stores. A node whose readers are all on later levels moves to the first of
-them. A node with readers on several levels is computed on each, where that reads less memory than its value takes.
-What is computed again for a library call that may as well run later moves, with that call, to the level that reads the
-same memory: in backward, an activation for the gradient of a weight moves to the activation's own gradient.
+one level that read each other, or the same tensor, form a group. No path leads out of a group and back, because nothing
+on a level reads values that the same level stores. A node whose readers are all on later levels moves to the first of
+these. A node with readers on several levels is computed on each, if that reads less memory than its value takes. A
+value that is recomputed for a library call that may run later moves, with that call, to the level that reads the same
+memory: in backward, an activation for the gradient of a weight moves to the activation's own gradient.
 
-A reduction of rows has its result at hand in the same kernel: of the last axes, or of axes along which memory lies in
-runs, as the images of a channel do. Of two kinds of rows in a group the second is summed down columns.
+The result of a row reduction is available in the same kernel. Rows are the last axes, or axes along which memory lies
+in runs, such as the images of a channel. If a group has two kinds of rows, the second is summed down columns.
 
 Random ops run in the order of the graph, which is eager's: they share one stream of numbers. A write keeps its place
 among the reads of that memory.
@@ -53,7 +53,7 @@ class Group:
 
     Attributes:
         nodes: in topological order.
-        outputs: those whose values are read elsewhere, or are outputs of the graph.
+        outputs: the nodes whose values are read elsewhere, or are outputs of the graph.
     """
 
     nodes: tuple[Node, ...]
@@ -61,9 +61,9 @@ class Group:
 
 
 def columns_of(group: Group) -> set[Node]:
-    """The sums of a group that one pass over its loop makes beside everything else, which waits for none of them.
+    """The sums of a group that one pass over its loop computes with everything else, because nothing depends on them.
 
-    Where a loop has no rows, and makes nothing but sums along the same axes, they are reductions, which may walk
+    If a loop has no rows, and computes nothing but sums along the same axes, they are reductions, which may walk
     columns one after the other.
     """
     reductions = [n for n in group.nodes if is_reduction(n)]
@@ -84,13 +84,13 @@ Schedule: TypeAlias = Sequence[Group | Node]
 
 
 def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool = False) -> Schedule:
-    """Groups and order for a graph of ATen ops.
+    """Computes the groups and the order of a graph of ATen ops.
 
     Args:
-        graph: functional but for a final copy to inputs; with `val` in each node's meta.
-        refused: nodes that torch is to compute although opgraph has their ops.
-        gather_kernels: library calls run as early as they can, so that kernels stand together and one native loop
-            launches them. Values live longer for it.
+        graph: functional except for a final copy to inputs; with `val` in each node's meta.
+        refused: nodes that torch computes although opgraph has ops for them.
+        gather_kernels: True: library calls run as early as possible, so that kernels are adjacent and one native loop
+            launches them. Values live longer then.
     """
     kept_out = set(refused)
     computed = {n for n in graph.nodes if n not in kept_out and is_computed(n)}
@@ -119,9 +119,9 @@ def schedule(graph: Graph, *, refused: Iterable[Node] = (), gather_kernels: bool
 
 
 def _waits(graph: Graph) -> dict[Node, list[Node]]:
-    """What a node must wait for beside its inputs: a write for the earlier reads of that memory, a read for the earlier
-    writes, a random op for the random op before it. (AOTAutograd leaves writes to a graph's inputs, which it puts at
-    the end.)"""
+    """The nodes that must run before a node, in addition to its inputs: earlier reads of that memory before a write,
+    earlier writes before a read, and the random op before a random op. (AOTAutograd keeps writes to a graph's inputs,
+    and puts them at the end.)"""
     waits: dict[Node, list[Node]] = {}
     readers: dict[Node, list[Node]] = {}
     writers: dict[Node, list[Node]] = {}
@@ -142,10 +142,10 @@ def _waits(graph: Graph) -> dict[Node, list[Node]]:
     return waits
 
 
-#: Reductions of rows in one kernel that wait for each other: what leads to each is compiled for each, so a compiler's
-#: time grows with their square (8 layer norms in a row: 5 s of g++, 4 of them 2 s).
+#: The most row reductions in one kernel that depend on each other. The ops that lead to each are compiled for each, so
+#: a compiler's time grows with their square (8 layer norms in a row: 5 s of g++, 4 of them 2 s).
 MAX_REDUCTION_DEPTH = 8
-#: Reductions on one level. Loops in Python make as many sums of a parameter's gradient as they have turns.
+#: The most reductions on one level. A loop in Python makes one sum of a parameter's gradient for each iteration.
 MAX_REDUCTIONS = 128
 
 
@@ -159,7 +159,7 @@ def _levels(
         if node.op != "call_function":
             levels[node] = 0
             continue
-        level = -1 if is_random(node) else 0  # numbers that are drawn from no data wait for no kernel
+        level = -1 if is_random(node) else 0  # numbers that are drawn from no data depend on no kernel
         for source in node.all_input_nodes:
             base = base_of(source)
             if base.op == "call_function":
@@ -181,24 +181,24 @@ def _levels(
 
 
 def _fuses(source: Node, base: Node, computed: AbstractSet[Node], rows: AbstractSet[Node]) -> bool:
-    """True if what reads a computed node, perhaps through views, may be in one group with it."""
+    """True if a reader of a computed node, perhaps through views, may be in one group with it."""
     if base not in computed or (source is not base and not keeps_elements(source)):
         return False
     return not is_reduction(base) or base in rows
 
 
 def _is_last(node: Node) -> bool:
-    """True if a reduction takes the last axes away."""
+    """True if a reduction reduces the last axes."""
     axes, rank = reduced_axes(node), value_of(node.args[0]).dim()  # type: ignore[arg-type]
     return axes == tuple(range(rank - len(axes), rank))
 
 
-#: Rows of other axes than the last: elements that lie together, at least, and rows, which threads share.
+#: For rows of other axes than the last: the fewest contiguous elements, and the fewest rows, which threads share.
 _SHORTEST_RUN, _FEWEST_ROWS = 8, 16
 
 
 def _lies_in_runs(node: Node) -> bool:
-    """True if a reduction of other axes than the last takes away those along which memory is walked."""
+    """True if a reduction of other axes than the last reduces the innermost axes in memory, in long enough runs."""
     value, reduced = value_of(node.args[0]), reduced_axes(node)  # type: ignore[arg-type]
     run = 1
     for stride, axis in sorted((stride, axis) for axis, stride in enumerate(value.stride()) if value.shape[axis] != 1):
@@ -209,7 +209,7 @@ def _lies_in_runs(node: Node) -> bool:
 
 
 def _of_other_rows(groups: Mapping[Node, Group], rows: AbstractSet[Node]) -> set[Node]:
-    """The reductions of other axes than the last in groups whose rows are several kinds."""
+    """The reductions of other axes than the last, in groups with several kinds of rows."""
     kinds: dict[int, set[tuple[int, ...]]] = {}
     for node in rows:
         kinds.setdefault(id(groups[node]), set()).add(reduced_axes(node))
@@ -217,11 +217,11 @@ def _of_other_rows(groups: Mapping[Node, Group], rows: AbstractSet[Node]) -> set
 
 
 def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int], waiting: Mapping[Node, list[Node]]) -> None:
-    """Moves nodes to the first level that reads them. What is returned as well stays where it is, but for masks of
-    drawn numbers, which wait for nothing: they would be kernels of their own.
+    """Moves nodes to the first level that reads them. Nodes that are returned as well are not moved, except masks of
+    random numbers: these depend on nothing, and would be separate kernels.
 
     Args:
-        waiting: what waits for a node without reading it, such as a write for an earlier read of that memory.
+        waiting: the nodes that must run after a node without reading it, such as a write after a read of that memory.
     """
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node):
@@ -237,19 +237,19 @@ def _sink(graph: Graph, computed: set[Node], levels: dict[Node, int], waiting: M
             levels[node] = min(reading)
 
 
-#: Levels by which a library call runs later at most: what it reads lives as long.
+#: The most levels by which a library call is delayed: its operands live as long.
 _LATEST = 3
 
 
 def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int], waiting: Mapping[Node, list[Node]]) -> None:
-    """Moves what is computed for library calls alone, that nothing waits for, to a later level that reads the same
-    memory, and the calls behind it.
+    """Moves nodes that are computed for library calls alone, and that are in `waiting` for no other node, to a later
+    level that reads the same memory, and the calls behind them.
 
     Args:
-        waiting: as `_sink` takes it.
+        waiting: see `_sink`.
     """
     sources = Sources(computed)
-    calls: dict[Node, set[Node]] = {}  # computed for these calls alone
+    calls: dict[Node, set[Node]] = {}  # node -> the calls for which alone it is computed
     for node in reversed(graph.nodes):
         if node not in computed or is_reduction(node) or node in waiting:
             continue
@@ -272,7 +272,7 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int], waitin
         if node not in calls:
             continue
         users = readers(node)
-        if any(user in calls for _, user, _ in users):  # where its readers are, or before a view that ends the kernel
+        if any(user in calls for _, user, _ in users):  # its readers' level, or one less if a view ends the kernel
             levels[node] = min(levels[user] - (user in computed and not fuses) for _, user, fuses in users)
             continue
         large = [s for s in sources.of(node) if 2 * bytes_of(s) >= bytes_of(node)]
@@ -285,20 +285,20 @@ def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int], waitin
 
 
 def _is_last_call(node: Node) -> bool:
-    """True if a library call may run at any time: the graph's outputs alone read its result."""
+    """True if a library call may run at any time: only the graph's outputs read its result."""
     if node.op != "call_function" or writes(node) or is_random(node):
         return False
     return all(u.op == "output" or (u.target is operator.getitem and _is_last_call(u)) for _, u, _ in readers(node))
 
 
 def loop_shape(node: Node) -> tuple[int, ...]:
-    """The shape that a loop which computes the node runs over."""
+    """The iteration space of a loop that computes the node."""
     return tuple(value_of(node.all_input_nodes[0] if is_reduction(node) else node).shape)
 
 
 def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> dict[Node, Group]:
-    """The group of each computed node: of nodes that read each other, and of loops of one shape that read one tensor,
-    or results of one call."""
+    """The group of each computed node. A group has nodes that read each other, and loops of one shape that read one
+    tensor, or results of one call."""
     parent = {n: n for n in computed}
 
     def root(node: Node) -> Node:
@@ -328,7 +328,7 @@ def _groups(graph: Graph, computed: set[Node], levels: Mapping[Node, int]) -> di
 
 
 def _read_elsewhere(graph: Graph, roots: Mapping[Node, Node]) -> set[Node]:
-    """The computed nodes whose memory somebody outside of their group reads."""
+    """The computed nodes whose memory is read outside their group."""
     found = set()
     for node in graph.nodes:
         if is_view(node):
@@ -370,7 +370,7 @@ def _ordered(
 
 
 def _gathered(order: list[Group | Node], needs: Mapping[int, list[Group | Node]]) -> list[Group | Node]:
-    """The same steps with kernels together: library calls while there are any that can run, then kernels likewise."""
+    """The same steps with kernels together: all library calls that can run, then all kernels, and so on."""
     place = {id(u): i for i, u in enumerate(order)}
     left = {id(u): {id(v) for v in needs[id(u)]} for u in order}
     readers: dict[int, list[Group | Node]] = {}
