@@ -1,4 +1,4 @@
-"""Faults of torch.compile, with any backend, that a graph of Dynamo shows: avoided before AOTAutograd sees the graph.
+"""Faults of torch.compile, with any backend, that are visible in Dynamo's graph: avoided before AOTAutograd gets it.
 
 Most were found by `tests/accuracy/random_networks.py` with torch 2.13, where `backend="aot_eager"` has them too.
 """
@@ -26,7 +26,7 @@ from opgraph.torch.graph.torch_internals import (
     parameter_of,
 )
 
-#: Methods that give a tensor another shape in place.
+#: Methods that change the shape of a tensor in place.
 _TURNS = frozenset(
     (
         "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
@@ -36,11 +36,12 @@ _TURNS = frozenset(
 
 
 def fault_of_frame(graph: GraphModule) -> str:
-    """Why the function that a graph was captured of has to run as it was written, or "".
+    """The reason for which the captured function must run as it was written, or "".
 
-    - Python code that reads the shape of a tensor after a call that changed it in place gets the old shape. Guards on
-      symbolic sizes of an input are evaluated when it has its new shape, and fail.
-    - Of a nested tensor whose values are a view, the graph has the number of rows of this call, and serves all calls.
+    - After a call that changes the shape of a tensor in place, Python code reads the old shape. Guards on symbolic
+      sizes of an input are evaluated when it has its new shape, and fail.
+    - For a nested tensor whose values are a view, the graph contains the number of rows of this call, but is used for
+      all calls.
     """
     if any(has_constant_rows(n.meta.get("example_value")) for n in graph.graph.find_nodes(op="placeholder")):
         return (
@@ -62,8 +63,8 @@ def fault_of_frame(graph: GraphModule) -> str:
     return ""
 
 
-#: Where a -1 ends the class numbers of a row, torch's decomposition adds terms of class 0 for the places behind it. It
-#: is registered so that every backend of torch.compile gets it (torch 2.13).
+#: If a -1 ends the class numbers of a row, torch's decomposition adds terms of class 0 for the places after it. It is
+#: registered so that every backend of torch.compile uses it (torch 2.13).
 _WRONG = frozenset(("multilabel_margin_loss",))
 
 
@@ -107,7 +108,7 @@ def _autocast_nesting() -> int:
 
 
 def fault_of_graph(graph: GraphModule) -> str:
-    """Why a graph has to run unfused, or ""."""
+    """The reason for which a graph must run unfused, or ""."""
     names = {getattr(n.target, "__name__", "") for n in graph.graph.nodes if n.op == "call_function"}
     for name in sorted(names & _WRONG):
         return f"calls {name} runs unfused: torch.compile gets its values wrong"
@@ -116,14 +117,14 @@ def fault_of_graph(graph: GraphModule) -> str:
 
 
 def _lost_write(graph: GraphModule) -> str:
-    """What a graph writes into, where torch.compile would lose the write or give back a wrong view of it; or "".
+    """The kind of tensor that a graph writes into, if torch.compile would lose the write or return a wrong view; or "".
 
-    - Dynamo takes an f64 tensor of no dimension on the CPU for a Python number. AOTAutograd makes it trace the function
-      again with the number's present value, and the second graph lacks the calls that write into the tensor and whose
-      results nobody reads (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.13).
-    - Functionalization takes back a write into an expanded tensor from one of the elements that share memory, which
-      need not be the one that was written.
-    - Of inputs that overlap and are written, AOTAutograd gives back a view of the wrong one, or raises an error, and
+    - Dynamo treats a 0-d f64 tensor on the CPU as a Python number. AOTAutograd makes it trace the function again with
+      the number's current value, and the second graph lacks the calls that write into the tensor and whose results are
+      not read (`OutputGraph.remove_tensorify_specialized_graphargs`, torch 2.13).
+    - Functionalization reads a write into an expanded tensor back from one of the elements that share memory, which may
+      not be the one that was written.
+    - For inputs that overlap and are written, AOTAutograd returns a view of the wrong one, or raises an error, and
       writes to the same place of the other one in later calls (`overlap_check`).
     """
     shared = _shared_by_inputs(graph)
@@ -153,7 +154,7 @@ def _shared_by_inputs(graph: GraphModule) -> set[int | None]:
 
 
 def _extent(value: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its memory between which a tensor lies."""
+    """The first byte of a tensor in its memory, and the byte after the last one."""
     offset, *numbers = (hint(n) for n in (value.storage_offset(), *value.shape, *value.stride()))
     sizes, strides = numbers[: value.dim()], numbers[value.dim() :]
     last = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
@@ -161,12 +162,12 @@ def _extent(value: torch.Tensor) -> tuple[int, int]:
 
 
 def overlap_check(graph: GraphModule) -> Callable[[Sequence[Any]], bool] | None:
-    """Says of the arguments of a call whether one that the graph writes into overlaps with another one; None for a
+    """Returns a function that checks if an argument that the graph writes into overlaps with another one; None for a
     graph that writes into no argument.
 
-    A graph is compiled for arguments that do not overlap, and no guard of Dynamo's compares their addresses. Parameters
-    and buffers of modules are compared where the graph writes into them, and all of them where it writes into another
-    argument.
+    A graph is compiled for arguments that do not overlap, and Dynamo has no guard on their addresses. A parameter or
+    buffer of a module is compared if the graph writes into it. All of them are compared if the graph writes into an
+    argument that is neither.
     """
     inputs = graph.graph.find_nodes(op="placeholder")
     values = [n.meta.get("example_value") for n in inputs]
@@ -199,7 +200,7 @@ def overlap_check(graph: GraphModule) -> Callable[[Sequence[Any]], bool] | None:
 
 
 def _any_written_overlaps(tensors: Sequence[torch.Tensor], written: Sequence[bool]) -> bool:
-    """True if the bytes between the first and the last one of a written tensor overlap with those of another one."""
+    """True if the byte range of a written tensor, from its first to its last byte, overlaps with that of another."""
     reached = {True: 0, False: 0}
     extents = []
     for tensor, is_written in zip(tensors, written, strict=True):
@@ -224,13 +225,13 @@ def _is_number(value: object) -> bool:
 
 
 def _is_expanded(value: object) -> bool:
-    """True if several elements of a tensor are one element of memory."""
+    """True if several elements of a tensor share one element of memory."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
     return any(stride == 0 and size != 1 for stride, size in zip(value.stride(), value.shape, strict=True))
 
 
-#: Functions of (input, p, training, inplace), which give back their input where nothing is dropped.
+#: Functions of (input, p, training, inplace), which return their input if nothing is dropped.
 _DROPOUTS = frozenset(
     (
         functional.alpha_dropout, functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
@@ -240,9 +241,9 @@ _DROPOUTS = frozenset(
 
 
 def remove_idle_dropout(graph: GraphModule) -> None:
-    """Takes dropout that drops nothing out of a graph: its result is its argument, and AOTAutograd makes a copy.
+    """Removes dropout that drops nothing from a graph: its result is its argument, of which AOTAutograd makes a copy.
 
-    A write into the result, which in eager torch is one into the argument, would be lost. Views of the copy become
+    A write into the result, which is a write into the argument in eager torch, would be lost. Views of the copy become
     views of the argument.
     """
     moved: dict[int | None, Any] = {}  # the memory of a copy -> the value that holds the argument's memory
@@ -265,10 +266,10 @@ _NATIVE_DROPOUT = (torch.native_dropout, torch.ops.aten.native_dropout, torch.op
 
 
 def correct_native_dropout(graph: GraphModule) -> None:
-    """Gives direct calls of `native_dropout` what its kernel for host memory does and torch.compile leaves out.
+    """Adds to direct calls of `native_dropout` the behavior of its kernel for host memory that torch.compile omits.
 
-    - torch's rule for tensors without data returns the argument itself where `train` is None. The kernel drops.
-    - The kernel draws numbers where p is 1, too. Other functions of dropout draw none there, but they become calls of
+    - torch's rule for fake tensors returns the argument itself if `train` is None. The kernel drops elements.
+    - The kernel draws numbers if p is 1, too. Other dropout functions draw none then, but they become calls of
       `native_dropout` in AOTAutograd.
     """
     for node in [n for n in graph.graph.nodes if n.target in _NATIVE_DROPOUT]:
@@ -289,10 +290,10 @@ def correct_native_dropout(graph: GraphModule) -> None:
 
 
 def with_random_numbers(graph: GraphModule, example_inputs: Sequence[Any]) -> Sequence[Any] | None:
-    """The inputs, with an example in f64 of each number of Python's `random`; None where no graph computes with them.
+    """The inputs, with an f64 example for each number of Python's `random`; None if no graph can compute with them.
 
-    Dynamo traces such a number as f32, and gives each call one in f64: what reads memory for an f32 would read half of
-    it. The graph converts it to what was traced. Where a tensor is f64, that would lose digits.
+    Dynamo traces such a number as f32, and passes an f64 to each call: code that reads an f32 from its memory would
+    read half of it. The graph converts it to the traced dtype. If a tensor is f64, that would lose digits.
     """
     inputs = graph.graph.find_nodes(op="placeholder")
     drawn = [n for n in inputs if is_random_number(n) and n.meta["example_value"].dtype is torch.float32]
@@ -312,11 +313,11 @@ def with_random_numbers(graph: GraphModule, example_inputs: Sequence[Any]) -> Se
 
 
 def copy_overlapping_results(graph: GraphModule) -> None:
-    """Copies results of which several elements are one element of memory, such as those of `unfold`.
+    """Copies results in which several elements share one element of memory, such as those of `unfold`.
 
-    AOTAutograd gives gradients the strides of results, so that several of them would lie in one element; it does
-    otherwise for expanded axes alone. Results that share memory with an input or another result are views of it, which
-    have no such gradients.
+    AOTAutograd gives gradients the strides of results, except along expanded axes, so that several gradients would
+    share one element. Results that share memory with an input or another result are views of it, which have no such
+    gradients.
     """
     output: Any = graph.graph.output_node()
     results = [n for n in output.args[0] if isinstance(n, Node)]
@@ -334,9 +335,9 @@ def copy_overlapping_results(graph: GraphModule) -> None:
 
 
 def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
-    """True if several elements of a tensor with no expanded axis are one element of memory.
+    """True if several elements of a tensor with no expanded axis share one element of memory.
 
-    Of symbolic sizes the present ones decide: AOTAutograd may specialize the graph to them.
+    For symbolic sizes, the current values decide: AOTAutograd may specialize the graph to them.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or _is_expanded(value):
         return False
@@ -350,17 +351,17 @@ def _overlaps(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def with_own_results(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """What `compile` makes of a graph whose results are those that AOTAutograd gets right.
+    """Compiles a graph after its results were changed to those that AOTAutograd handles correctly.
 
-    Inputs of the graph, written to or not, are no results of it. Of `self.steps += 1` Dynamo returns the buffer. Where
-    an input with a gradient is written to in the same graph, AOTAutograd returns the buffer in place of the first
-    result.
+    Inputs of the graph, written to or not, are removed from its results. For `self.steps += 1` Dynamo returns the
+    buffer. If an input with a gradient is written to in the same graph, AOTAutograd returns the buffer in place of the
+    first result.
 
-    Random numbers that no result is computed from are results, which the caller does not see. AOTAutograd would leave
-    them out; eager torch draws them, and every later number depends on how many were drawn before.
+    Random numbers from which no result is computed become results, which the caller does not see. AOTAutograd would
+    leave them out; eager torch draws them, and every later number depends on how many were drawn before.
 
     Args:
-        graph: its results are changed, which what is returned here undoes.
+        graph: its results are changed; the returned function restores them.
         compile: called afterwards.
     """
     output: Any = graph.graph.output_node()
@@ -392,7 +393,7 @@ def with_own_results(graph: GraphModule, compile: Callable[[], Callable[..., Any
 
 
 def draws_numbers(node: Node) -> bool:
-    """True if a node is a call that draws random numbers, itself or in a function that it runs, as checkpoints do."""
+    """True if a node is a call that draws random numbers, directly or in a function that it runs, as checkpoints do."""
     if node.op not in ("call_function", "call_method"):
         return False
     arguments = [n for n in node.all_input_nodes if n.op == "get_attr"]
@@ -403,7 +404,7 @@ def draws_numbers(node: Node) -> bool:
 
 
 def _tensors(node: Node) -> list[Node]:
-    """The tensors that a call gives back, alone or in a tuple."""
+    """The tensors that a call returns, alone or in a tuple."""
     values = node.meta.get("example_value")
     if not isinstance(values, tuple):
         return [node]
@@ -431,7 +432,7 @@ def _read(nodes: Sequence[Node], output: Node) -> set[Node]:
     return read
 
 
-#: Calls that read of their first tensor, or of their second one, nothing but shape, dtype and device.
+#: Calls that read only shape, dtype and device of their first tensor, or of their second one.
 _READ_NO_FIRST = frozenset(
     (
         "empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "rand_like",
@@ -442,7 +443,7 @@ _READ_NO_SECOND = frozenset(("expand_as", "reshape_as", "to", "type_as", "view_a
 
 
 def _read_by(node: Node) -> list[Node]:
-    """The arguments of a call that its result depends on, where AOTAutograd leaves others out."""
+    """The arguments on which the result of a call depends; AOTAutograd leaves the others out."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if name in _READ_NO_FIRST or name in _READ_NO_SECOND:
         unread = node.args[:1] if name in _READ_NO_FIRST else node.args[1:2]

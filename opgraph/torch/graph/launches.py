@@ -1,6 +1,6 @@
-"""The kernel calls of a group. Equal groups, as those of equal layers, are lowered once.
+"""The kernel calls of a group. Equal groups, such as those of equal layers, are lowered once.
 
-Nothing but names differs between the kernel calls of groups that compute the same on values that lie alike.
+The kernel calls of groups that compute the same on values of the same layout differ only in names.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Launch:
     """One kernel call of a program.
 
     Attributes:
-        target: where it runs.
+        target: the device that runs it.
         kernel: the compiled loop.
-        graph: what it computes, with the other partitions of its group.
+        graph: the graph of its group, with the partition that it computes and the others.
         nodes: the nodes of its group.
         units: the named units found in it.
-        reads, writes: where the tensors of the partition's ports lie, in order.
-        numbers: those that the kernel reads as operands, by their loads, before they were rounded; in a symbolic
-            program names of those that follow from sizes.
+        reads, writes: the places of the tensors of the partition's ports, in order.
+        numbers: the numbers that the kernel reads as operands, by load, before they were rounded; in a symbolic program
+            names for those that follow from sizes.
         plan: the prepared call.
     """
 
@@ -54,11 +54,11 @@ class Launch:
 
     @property
     def operands(self) -> list[Place]:
-        """What the kernel reads, as often as it does, then what it writes."""
+        """The places that the kernel reads, one for each read, then those that it writes."""
         return [*(self.reads[i] for i in self.kernel.reads), *self.writes]
 
     def sized(self, values: Mapping[str, Any]) -> Launch:
-        """The call with the values of names in their place; this one, with its plan, where it has no names."""
+        """The call with names replaced by their values; this call, with its plan, if it has no names."""
         scalars = {load: values[name] for load, name in self.numbers.items() if isinstance(name, str)}
         reads, writes = (tuple([place.sized(values) for place in places]) for places in (self.reads, self.writes))
         if not scalars and all(a is b for a, b in zip((*reads, *writes), (*self.reads, *self.writes))):
@@ -90,7 +90,7 @@ class Lowering:
         """The kernel calls of a group, not yet planned.
 
         Args:
-            prefix: of variables between two of its kernels.
+            prefix: the prefix of variables between two of its kernels.
 
         Raises:
             RefusedError: opgraph has no kernel for a part of it.
@@ -117,13 +117,13 @@ class Lowering:
 
 
 def structure_of(group: Group) -> tuple[Any, tuple[str, ...]]:
-    """What a group of known sizes computes, whatever its nodes are called: equal for groups that compute the same; and
-    the variables that it reads and makes, of which in equal groups those at one place mean the same."""
+    """The structure of a group of known sizes, and the variables that it reads and makes. The structure has no node
+    names: it is equal for groups that compute the same. In equal groups, variables at one place have the same role."""
     own = {node: number for number, node in enumerate(group.nodes)}
     read: dict[Node, int] = {}
 
     def looks(node: Node) -> Any:
-        """Which value a node is, or a view of, and how it lies there."""
+        """The value that a node is, or of which it is a view, and its layout there."""
         base, place = base_of(node), place_of(node)
         where = own[base] if base in own else -1 - read.setdefault(base, len(read))
         return where, place.offset, place.size, place.stride, place.dtype, value_of(node).device
@@ -156,7 +156,7 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
             for source in node.all_input_nodes:
                 if source in values:
                     continue
-                if base_of(source) in members:  # a view that broadcasts at most, as its readers do
+                if base_of(source) in members:  # a view that at most broadcasts, as its readers do
                     values[source] = values[base_of(source)]
                 else:
                     place = place_of(source, split)

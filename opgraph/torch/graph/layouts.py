@@ -1,13 +1,13 @@
-"""Images between convolutions lie channels last, where torch's convolutions are faster so: on the CPU, in float32.
+"""Makes images between convolutions channels last, if torch's convolutions are faster then: on the CPU, in float32.
 
-oneDNN copies a contiguous image into a layout of its own and the result back, at each call; it reads and writes images
-channels last as they are. A convolution of one element is a matrix product then (`convolutions`), and one of
-single channels, with its gradients, takes a third of the time. In training that is what decides: convolutions of many
-channels and several elements gain little, and sums over images that lie channels last are slower.
+oneDNN copies a contiguous image into its own layout and the result back, at each call; it reads and writes
+channels-last images directly. A convolution with 1x1 weights is a matrix product then (`convolutions`), and a depthwise
+one, with its gradients, takes a third of the time. In training only these decide: convolutions of many channels with
+larger weights gain little, and sums over channels-last images are slower.
 
-The graph is functional here, so a value may lie in any way that its readers expect: kernels write the strides that the
-graph says. Results of the graph, random numbers and whatever else depends on the order of elements in memory have the
-layout that they had.
+The graph is functional here, so a value may have any layout that its readers expect: kernels write the strides of the
+graph. Results of the graph, random numbers and all other values that depend on the order of elements in memory keep
+their layout.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _FOLLOWING = frozenset(
 
 
 def channels_last(module: GraphModule, *, has_gradients: bool = False) -> None:
-    """Has the convolutions of a graph, and what stands between them, compute images channels last.
+    """Makes the convolutions of a graph, and the ops between them, compute channels-last images.
 
     Args:
         module: a functional graph of ATen ops with fake values in each node's meta; it is changed.
-        has_gradients: whether it is forward and backward in one.
+        has_gradients: True if it is forward and backward in one.
     """
     graph = module.graph
     onednn: Any = torch.backends.mkldnn
@@ -71,7 +71,7 @@ def channels_last(module: GraphModule, *, has_gradients: bool = False) -> None:
 
 
 def _is_convolution(node: Node) -> bool:
-    """True if a node is a convolution of images that oneDNN computes, and no transposed one."""
+    """True if a node is a convolution of images that oneDNN computes, and not a transposed one."""
     if node.target is not aten.convolution.default:
         return False
     arguments: Any = node.args
@@ -79,46 +79,46 @@ def _is_convolution(node: Node) -> bool:
     return image.dim() == 4 and image.device.type == "cpu" and image.dtype is torch.float32 and not is_transposed
 
 
-#: Where the images that convolutions make have together fewer elements than this part of the weights, most of the time
-#: goes into bringing weights into oneDNN's layout, which takes longer for images that lie channels last. A mixture of
-#: both layouts was slower than either.
+#: If the results of all convolutions have fewer elements than this fraction of the weights, most of the time goes into
+#: the copies of weights into oneDNN's layout, which take longer for channels-last images. A mixture of both layouts was
+#: slower than either.
 _LEAST_PART = 0.2
 
 
 def _are_faster(convolutions: Collection[Node]) -> bool:
-    """True if convolutions are faster on images that lie channels last."""
+    """True if convolutions are faster on channels-last images."""
     made = sum(_elements(value_of(node)) for node in convolutions)
     given: list[Any] = [node.args[1] for node in convolutions]
     weights = map(value_of, given)
     return made >= _LEAST_PART * sum(_elements(w) for w in weights if any(size != 1 for size in w.shape[2:]))
 
 
-#: With AVX-512 oneDNN computes convolutions of many channels and several elements so much faster in its own layout that
-#: the copies there and back are worth it: inference of a ResNet-18 takes 1.1 times as long channels last.
+#: With AVX-512, oneDNN's own layout makes wide convolutions (`_is_wide`) so much faster that the copies there and back
+#: are worth it: inference of a ResNet-18 takes 1.1 times as long channels last.
 HAS_FAST_BLOCKS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _mostly_narrow(convolutions: Collection[Node]) -> bool:
-    """True if most of what convolutions make comes from those of one element or of single channels."""
+    """True if most elements that convolutions compute come from those with 1x1 weights and from grouped ones."""
     made = {node: _elements(value_of(node)) for node in convolutions}
     return 2 * sum(size for node, size in made.items() if _is_wide(node)) < sum(made.values())
 
 
 def _is_wide(convolution: Node) -> bool:
-    """True if a convolution is one of several elements, and of many channels."""
+    """True if a convolution has weights larger than 1x1, and one group for all channels."""
     arguments: Any = convolution.args
     weight, groups = value_of(arguments[1]), arguments[8]
     return groups == 1 and any(size != 1 for size in weight.shape[2:])
 
 
-#: How many times as many elements as a wide convolution makes its weights have where oneDNN takes less time to bring
-#: contiguous images into its own layout than to bring the weights into that for images that lie channels last.
+#: If the weights of a wide convolution have at least this many times as many elements as its result, oneDNN takes less
+#: time to copy contiguous images into its own layout than to copy the weights into the layout for channels-last images.
 _LARGE_WEIGHTS = 4
 
 
 def _stays(convolution: Node) -> bool:
-    """True if a convolution with gradients has the images that it had: where its weights are large, or where one side
-    has one channel, as oneDNN sums up the gradient of such weights with larger roundings channels last."""
+    """True if a convolution with gradients keeps the layout of its images: if its weights are large, or if one side has
+    one channel, because oneDNN adds up the gradient of such weights with larger rounding errors channels last."""
     arguments: Any = convolution.args
     weight, groups = value_of(arguments[1]), arguments[8]
     is_large = _is_wide(convolution) and _elements(weight) >= _LARGE_WEIGHTS * _elements(value_of(convolution))
@@ -133,17 +133,17 @@ class _Layouts:
     """The layouts of a graph's values.
 
     Attributes:
-        moved: nodes whose values lie otherwise than the graph said at first.
+        moved: nodes whose values have another layout than in the original graph.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.moved: set[Node] = set()
         self._graph = graph
-        self._before: dict[Node, Any] = {}  # the values as the graph had them
+        self._before: dict[Node, Any] = {}  # the values in the original graph
         self._copies: dict[tuple[Node, bool], Node] = {}
 
     def last(self, node: Node, reader: Node) -> Node:
-        """A node, or a copy of it, that lies channels last."""
+        """A node, or a copy of it, that is channels last."""
         if value_of(node).is_contiguous(memory_format=torch.channels_last):
             return node
         return self._copy(
@@ -151,7 +151,7 @@ class _Layouts:
         )
 
     def follow(self, node: Node) -> None:
-        """Computes the value of a node from operands that have moved, or from copies that lie as they did."""
+        """Computes the value of a node from operands in their new layout, or from copies in the original one."""
         is_loop = is_computed(node) and is_elementwise(node) and not node.kwargs.get("memory_format")
         if is_loop and any(n in self.moved and _has_its_elements(n, node) for n in node.all_input_nodes):
             self._put(node, torch.empty_like(value_of(node), memory_format=torch.channels_last))
@@ -162,12 +162,12 @@ class _Layouts:
             self.compute(node)
 
     def compute(self, node: Node) -> bool:
-        """Computes the value of a node anew; False where torch cannot, of operands that lie so."""
+        """Computes the value of a node again; False if torch cannot do that for operands of this layout."""
         args, kwargs = map_arg((node.args, node.kwargs), value_of)
         call: Any = node.target
         try:
             made = call(*args, **kwargs)
-        except (RuntimeError, ValueError):  # a view of what does not lie together
+        except (RuntimeError, ValueError):  # a view of elements that are not contiguous
             return False
         self._put(node, made)
         return True
@@ -180,7 +180,7 @@ class _Layouts:
             self.moved.add(node)
 
     def _restore(self, node: Node) -> None:
-        """Has a node read its operands as they lay."""
+        """Makes a node read its operands in their original layout."""
 
         def restored(operand: Node) -> Argument:
             if operand not in self.moved:
@@ -209,13 +209,13 @@ def _is_of_any_layout(node: Node) -> bool:
 
 
 def _has_its_elements(operand: Node, node: Node) -> bool:
-    """True if an operand of an elementwise op has the sizes of the result, and is an image that lies channels last."""
+    """True if an operand of an elementwise op has the sizes of the result, and is a channels-last image."""
     own, made = value_of(operand), value_of(node)
     return bool(own.dim() == 4 and own.shape == made.shape and own.is_contiguous(memory_format=torch.channels_last))
 
 
 def _strides(value: Any) -> Any:
-    """The strides of a value, or of those of a tuple, where they count."""
+    """The strides of a value, or of each value of a tuple, without those of axes of one element."""
     if isinstance(value, (list, tuple)):
         return [_strides(v) for v in value]
     if not isinstance(value, torch.Tensor):
