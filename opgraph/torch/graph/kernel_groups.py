@@ -242,8 +242,8 @@ _LATEST = 3
 
 
 def _postpone(graph: Graph, computed: set[Node], levels: dict[Node, int], waiting: Mapping[Node, list[Node]]) -> None:
-    """Moves nodes that are computed for library calls alone, and that are in `waiting` for no other node, to a later
-    level that reads the same memory, and the calls behind them.
+    """Moves nodes that are computed for library calls alone, and that have no entry in `waiting`, to a later level that
+    reads the same memory, and the calls behind them.
 
     Args:
         waiting: see `_sink`.

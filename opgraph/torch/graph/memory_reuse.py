@@ -1,8 +1,8 @@
-"""Results of kernels in the memory of values that are read for the last time by the same kernel.
+"""Stores results of kernels in the memory of values whose last reader is the same kernel.
 
-A step then allocates less: its peak is lower, and the result lies in memory that the processor's caches hold and the
-system has given out already. Only memory that the program made itself is written again: never an input (backward may
-run twice on what is kept, and the rest is somebody else's), never what is returned.
+A step then allocates less: its peak is lower, and the result is in memory that is in the processor's caches and that
+the system has already provided. Only memory that the program allocated is overwritten: never an input (backward may run
+twice on saved tensors, and other inputs belong to the caller), and never a returned value.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from opgraph.torch.graph.views import base_of, is_alias, is_view
 
 
 def overwritable(kernel: Any, reads: Sequence[Place], writes: Sequence[Place]) -> dict[str, tuple[str, ...]]:
-    """For each variable that a kernel writes, those that it reads in whose place the result may lie.
+    """For each variable that a kernel writes, the variables that it reads and whose memory the result may take.
 
-    These have the same dtype, sizes and strides, and all that the kernel reads of them is read element by element.
-    Results of sums need memory of their own, which lets a kernel write parts of them while others are computed.
+    These have the same dtype, sizes and strides, and the kernel reads them only element by element. Results of sums
+    need their own memory, because a kernel may write parts of them while others are computed.
 
     Args:
         kernel: compiled for the CPU or a GPU.
-        reads, writes: where the tensors of its ports lie.
+        reads, writes: the places of the tensors of its ports.
     """
     operands = kernel.operands
     sources: dict[str, list[int]] = {}
@@ -51,14 +51,14 @@ def overwritable(kernel: Any, reads: Sequence[Place], writes: Sequence[Place]) -
 
 
 def own_values(graph: Graph, made: Mapping[str, Place], is_known: Callable[[str], bool]) -> dict[str, Place]:
-    """Where the variables lie whose memory nothing but the program's kernels and PyTorch's own functions have seen.
+    """The places of the variables whose memory only the program's kernels and PyTorch's own functions have accessed.
 
-    Other functions (collectives, for one) may still read what they were given when they have returned, or hold what
-    they give. What a call gives back under another name, as a view in another dtype, is read when the value is dead.
+    Other functions (collectives, for example) may still read their arguments after they have returned, or keep their
+    results. An alias that a call returns, such as a view in another dtype, may be read when the value is dead.
 
     Args:
-        made: what the program allocates for its kernels.
-        is_known: whether a variable is memory of its own, as far as schemas say so; see `Beginnings`.
+        made: the allocations of the program for its kernels.
+        is_known: True if a variable does not alias others, as far as schemas show it; see `Beginnings`.
     """
     found = dict(made)
     exposed: set[str] = set()
@@ -85,12 +85,12 @@ def _is_torchs(node: Node) -> bool:
 
 
 def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Collection[str]) -> set[str]:
-    """Lets results lie over what dies where they are made.
+    """Stores results in the memory of values that die in the step that makes the results.
 
     Args:
         steps: in order; their allocations are changed.
-        own: variables whose memory may be written again, and how they lie there.
-        lasting: variables that no step gives up.
+        own: variables whose memory may be overwritten, and their places.
+        lasting: variables that no step frees.
 
     Returns: the variables whose memory another one takes over.
     """
@@ -117,7 +117,7 @@ def _are_alike(own: Place, wanted: Place) -> bool:
 
 
 def _is_dense(place: Place) -> bool:
-    """True if the elements of a tensor lie together, each once, in whatever order of the axes."""
+    """True if the elements of a tensor fill a range of memory, each once, in any order of the axes."""
     run = 1
     for stride, size in sorted((stride, size) for size, stride in zip(place.size, place.stride) if size != 1):
         if stride != run:

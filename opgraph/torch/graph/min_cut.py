@@ -1,12 +1,12 @@
-"""What a captured network keeps for backward: the least number of bytes, without running a library op twice.
+"""Chooses the tensors saved for backward: the fewest bytes for which no library op runs twice.
 
-A minimum cut between forward and backward, weighted by bytes, finds the values to keep. Pointwise ops, views, casts,
-fills and copies may be computed again in backward; a library op and anything random never are. Of equal cuts the one
-nearest the backward is taken, so that the shortest chains are computed again. The values stand in the graph as tags
-(`CheckpointPolicy.MUST_SAVE`) for torch's partitioner, which splits the graph, but weighs values by rules of its own: a
-value that would be written for backward alone counts twice. Where it keeps more than 1 in 128 beyond the least number
-of bytes, all else is tagged, too, and it has no choice. Tags that activation checkpointing left are obeyed. With a
-budget torch's own rules decide, which may run library ops again.
+A minimum cut between forward and backward, weighted by bytes, finds the values to save. Pointwise ops, views, casts,
+fills and copies may be recomputed in backward; library ops and random ops never are. Of equal cuts, the one nearest the
+backward is taken, so that the shortest chains are recomputed. The values are tagged in the graph
+(`CheckpointPolicy.MUST_SAVE`) for torch's partitioner, which splits the graph, but weighs values by its own rules: a
+value that would be written for backward alone counts twice. If it saves more than 1 in 128 beyond the least number of
+bytes, all other values are tagged, too, and it has no choice. Tags of activation checkpointing are obeyed. With a
+budget, torch's own rules decide, which may run library ops again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 Memory: TypeAlias = Literal["least", "fast"] | float
 
-#: Not pointwise, and computed again at the cost of the bytes that they read and write.
+#: Ops that are not pointwise, and whose recomputation costs only the bytes that they read and write.
 _COPIES = frozenset(
     (
         aten.arange, aten.cat, aten.clone, aten.constant_pad_nd, aten.copy, aten.empty, aten.eye, aten.flip, aten.full,
@@ -48,18 +48,18 @@ _COPIES = frozenset(
         aten.triu, aten.where, aten.zeros, aten.zeros_like, aten._to_copy, prims.convert_element_type, prims.iota,
     )
 )  # fmt: skip
-#: In the meta of an input that is a parameter or a buffer, which stays alive whatever is kept.
+#: In the meta of an input that is a parameter or a buffer, which stays alive whatever is saved.
 PARAMETER = "opgraph_parameter"
 #: In the meta of the copies that `hold_compared` makes.
 _HELD = "opgraph_held"
-#: Where torch's partitioner keeps up to this times the least number of bytes, its choice is taken: it prefers values
-#: that are in memory in any case.
+#: If torch's partitioner saves up to this times the least number of bytes, its choice is taken: it prefers values that
+#: are in memory in any case.
 _NEARLY = 129 / 128
 _KEPT, _RECOMPUTED = CheckpointPolicy.MUST_SAVE, (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def check_memory(memory: object) -> None:
-    """Raises InvalidArguments where this is no choice of what to keep."""
+    """Raises InvalidArguments if this is no choice of saved tensors."""
     is_budget = isinstance(memory, (int, float)) and not isinstance(memory, bool) and 0 <= memory <= 1
     if memory not in ("least", "fast") and not is_budget:
         raise InvalidArguments(
@@ -68,7 +68,7 @@ def check_memory(memory: object) -> None:
 
 
 def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[..., Any]:
-    """What splits a joint graph into forward and backward, as AOTAutograd calls it.
+    """A function that splits a joint graph into forward and backward, as AOTAutograd calls it.
 
     Args:
         memory: "least", "fast", or torch's activation memory budget.
@@ -135,25 +135,25 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
     return split
 
 
-#: Splits of one graph with ever smaller budgets, until what is kept is within the one that was asked for.
+#: The most splits of one graph, with ever smaller budgets, until the saved bytes are within the requested budget.
 _MOST_SPLITS = 6
 
 
 def _within_budget(cut: Callable[..., Any], budget: float, results: int) -> Any:
-    """A split by torch's rules, with no more bytes than the budget says: torch estimates, and some of its values are
+    """A split by torch's rules, with no more bytes than the budget allows: torch estimates, and some of its values are
     large.
 
     Args:
         cut: splits a joint graph.
-        budget: the share of what is kept without one; but inputs and random numbers, which no budget spares.
-        results: how many the forward graph has; what it returns after them is kept.
+        budget: the fraction of the bytes saved without a budget; inputs and random numbers are saved with any budget.
+        results: the number of the forward graph's results; its further outputs are saved for backward.
     """
     whole, inputs, drawn = _kept_bytes(cut()[0].graph, results)
     limit = inputs + budget * (whole - inputs - drawn)
     share = budget
     found: list[tuple[float, Any]] = []
     for _ in range(_MOST_SPLITS):
-        # At a budget of 0 torch keeps inputs alone and replays random ops; at the next number above it obeys tags.
+        # At a budget of 0 torch saves inputs alone and replays random ops; at the next number above 0 it obeys tags.
         parts = cut(activation_memory_budget=max(share, math.ulp(0.0)))
         kept, _, _ = _kept_bytes(parts[0].graph, results)
         found.append((kept, parts))
@@ -164,8 +164,8 @@ def _within_budget(cut: Callable[..., Any], budget: float, results: int) -> Any:
 
 
 def _kept_bytes(forward: Graph, results: int) -> tuple[float, float, float]:
-    """Bytes that a forward graph keeps: all but parameters; inputs; what depends on random numbers alone, as a mask of
-    dropout."""
+    """Bytes that a forward graph saves: of all values but parameters; of inputs; and of values that depend on random
+    numbers alone, such as a mask of dropout."""
     returned: Any = forward.output_node().args[0]
     kept = {base_of(n) for n in returned[results:] if isinstance(n, Node)}
     sizes = {n: _weight(n, frozenset()) for n in kept if not n.meta.get(PARAMETER)}
@@ -178,8 +178,8 @@ def _kept_bytes(forward: Graph, results: int) -> tuple[float, float, float]:
 
 
 def reading_what_is_written(joint: Graph, written_later: Container[int]) -> set[Node]:
-    """What is computed from the memory of inputs that the graph, or a later one, writes into: in backward it has other
-    values."""
+    """The calls that read the memory of inputs that the graph, or a later one, writes into: in backward, that memory
+    has other values."""
     found: set[Node] = set()
     waiting: list[Any] = [node.args[0] for node in joint.nodes if node.target is aten.copy_.default]
     waiting += inputs_written_afterwards(joint, written_later)
@@ -193,22 +193,22 @@ def reading_what_is_written(joint: Graph, written_later: Container[int]) -> set[
 
 
 def clones_of_inputs(joint: Graph) -> set[Node]:
-    """The calls of `clone()` on inputs: a program copies what it writes to before backward, as a queue of keys."""
+    """The calls of `clone()` on inputs: programs copy inputs that they write to before backward, as a queue of keys."""
     nodes = joint.find_nodes(op="call_function", target=aten.clone.default)
     given = {n: base_of(n.args[0]) for n in nodes if not n.kwargs}
     return {n for n, base in given.items() if base.op == "placeholder" and "tangents" not in str(base.target)}
 
 
 def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
-    """Lets comparisons of values with elements that were selected from them read what is computed once.
+    """Makes comparisons of values with elements that were selected from them read values that are computed once.
 
-    They and their selections read a copy, which backward does not compute again: it, or the comparison, is kept.
+    They and their selections read a copy, which backward does not recompute: the copy, or the comparison, is saved.
 
     Args:
-        joint: gets the copies.
-        keep: values that backward does not compute again in any case.
+        joint: the graph to which copies are added.
+        keep: values that backward does not recompute in any case.
 
-    Returns: whether there is such a comparison.
+    Returns: True if there is such a comparison.
     """
     copies: dict[Node, Node] = {}
     for value, readers in comparisons_with_selections(joint).items():
@@ -225,7 +225,7 @@ def hold_compared(joint: Graph, keep: AbstractSet[Node] = frozenset()) -> bool:
 
 
 def _remove_held(graph: Graph) -> None:
-    """Takes the copies of `hold_compared` out of a part of the graph that it was called for."""
+    """Removes the copies of `hold_compared` from a part of the graph for which it was called."""
     for node in graph.find_nodes(op="call_function", target=aten.clone.default):
         if _HELD in node.meta:
             node.replace_all_uses_with(node.args[0])
@@ -235,19 +235,19 @@ def _remove_held(graph: Graph) -> None:
 def kept_values(
     joint: Graph, forward_outputs: int, free: AbstractSet[Node] = frozenset()
 ) -> tuple[set[Node], set[Node]]:
-    """The values whose bytes together are the fewest from which backward can be computed, and the calls of the forward
-    that backward makes again.
+    """The values of the fewest bytes from which backward can be computed, and the calls of the forward that backward
+    repeats.
 
     Args:
-        joint: forward and backward in one graph; backward is what depends on a placeholder `tangents_...`.
-        forward_outputs: how many of the graph's outputs are the forward's; they come first.
-        free: inputs that stay alive anyway, as parameters do.
+        joint: forward and backward in one graph; backward is all that depends on a placeholder `tangents_...`.
+        forward_outputs: the number of the graph's outputs that are the forward's; they come first.
+        free: inputs that stay alive in any case, as parameters do.
     """
-    import networkx  # torch brings it along; 0.1 s
+    import networkx  # a dependency of torch; 0.1 s
 
     nodes = [n for n in joint.nodes if n.op != "output"]
     backward = _backward(joint, forward_outputs)
-    constants = constants_of(joint)  # of symbolic sizes: other ones have been folded
+    constants = constants_of(joint)  # those of symbolic sizes: others have been folded
     forward = _computed_forward(joint, forward_outputs)
     flow = networkx.DiGraph()
     flow.add_nodes_from(("forward", "backward"))
@@ -265,14 +265,14 @@ def kept_values(
         is_free_to_move = node in constants or node not in forward or _may_be_recomputed(node)
         if node.op == "placeholder" or not is_free_to_move:
             flow.add_edge("forward", (node, "in"), capacity=math.inf)
-    # networkx puts into the second part all that reaches the sink: this cut is the one nearest the backward.
+    # The second part of networkx has all nodes that reach the sink: this cut is the one nearest the backward.
     _, (before, after) = networkx.minimum_cut(flow, "forward", "backward")
     keep = {n for n in nodes if (n, "in") in before and (n, "out") in after}
     return keep, {n for n in nodes if n.op == "call_function" and (n, "in") in after}
 
 
 def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
-    """The nodes that need a gradient that is given."""
+    """The nodes that depend on given gradients."""
     found: set[Node] = set()
     for node in joint.nodes:
         is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
@@ -286,7 +286,7 @@ def _backward(joint: Graph, forward_outputs: int) -> set[Node]:
 
 
 def _computed_forward(joint: Graph, forward_outputs: int) -> set[Node]:
-    """What the forward's outputs are computed from. Of the rest backward alone reads: it runs there, and once."""
+    """The nodes from which the forward's outputs are computed. Only backward reads others: these run there, once."""
     returned: Any = joint.output_node().args[0]
     found = {n for n in returned[:forward_outputs] if isinstance(n, Node)}
     for node in reversed(joint.nodes):
@@ -303,12 +303,12 @@ def _may_be_recomputed(node: Node) -> bool:
     if is_random(node):
         return False
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple, which decides itself
+        return node.op != "placeholder"  # arithmetic on sizes; an element of a tuple: the call that made it decides
     return torch.Tag.pointwise in node.target.tags or is_view(node) or packet(node) in _COPIES
 
 
 def _weight(node: Node, free: AbstractSet[Node]) -> float:
-    """What it costs to keep a value: its bytes."""
+    """The cost of saving a value: its bytes."""
     value = value_of(node)
     if node in free or node.op == "get_attr":
         return 0

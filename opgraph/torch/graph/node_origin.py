@@ -1,4 +1,4 @@
-"""Where a node of a captured graph comes from: the module, its class, the call, the line of the user's source."""
+"""The origin of a node of a captured graph: the module, its class, the call, the line of the user's source."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch.fx import Graph, Node
 from opgraph.torch.tracing.trace_errors import LIBRARY
 
 _LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
-#: In the meta of a node of a backward graph that the forward graph has computed, too: its name there.
+#: In the meta of a node of a backward graph that the forward graph computes, too: its name there.
 RECOMPUTED = "opgraph_recomputed"
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What in the user's program made a value.
+    """The part of the user's program that made a value.
 
     Attributes:
-        source: how the captured code reaches the innermost module, in Dynamo's words; "" for the frame's own.
-        module: the path of that module in the frame's, or in the model where that is known; "" for the whole.
+        source: Dynamo's expression for the innermost module in the captured code; "" for the frame's own.
+        module: the path of that module in the frame's, or in the model if that is known; "" for the whole.
         module_class: its class, "" for the whole.
-        module_call: the how-manieth call of the module it is.
+        module_call: the number of this call of the module, from 1.
         call: the torch function or op.
-        line: `file:line` of the source, "" where it is not known.
+        line: `file:line` of the source, "" if it is unknown.
         code: the text of that line.
     """
 
@@ -39,7 +39,7 @@ class Origin:
 
 
 def origin_of(node: Node) -> Origin:
-    """The origin that Dynamo noted for a node, or that of the forward node which a backward node belongs to."""
+    """The origin that Dynamo recorded for a node, or that of the forward node to which a backward node belongs."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     key, (path, kind) = list(stack.items())[-1] if stack else ("", ("", ""))
     functions = node.meta.get("source_fn_stack") or node.meta.get("fwd_source_fn_stack") or []
@@ -59,10 +59,10 @@ def origin_of(node: Node) -> Origin:
 
 
 def mark_recomputed(backward: Graph, forward: Collection[str]) -> None:
-    """Notes which nodes of a backward graph the forward graph has computed, too.
+    """Marks the nodes of a backward graph that the forward graph computes, too.
 
     Args:
-        forward: the names of the nodes that the forward graph computes; both graphs have them from the joint one.
+        forward: the names of the nodes that the forward graph computes; both graphs take names from the joint one.
     """
     for node in backward.nodes:
         if node.op == "call_function" and node.name in forward:
@@ -70,6 +70,6 @@ def mark_recomputed(backward: Graph, forward: Collection[str]) -> None:
 
 
 def _module_path(source: str) -> str:
-    """`L['module'].layer1.0` -> `layer1.0`; of `L['self']._modules['layer1']._modules['0']` likewise."""
+    """`L['module'].layer1.0` -> `layer1.0`; the same for `L['self']._modules['layer1']._modules['0']`."""
     without_root = re.sub(r"^[LG]\['[^']*'\](\[\d+\])*", "", source)
     return re.sub(r"\._modules\['([^']*)'\]", r".\1", without_root).strip(".")

@@ -1,9 +1,9 @@
-"""How the norms of captured graphs are written in smaller ops: as torch does it, but for statistics, `eps` and layouts.
+"""Decompositions of the norms of captured graphs: those of torch, with other statistics, `eps` and layouts.
 
-Of norms of f16 and bf16, mean and inverse deviation reach the backward pass in f32, in which they are computed. On the
-CPU torch's decompositions round them to the dtype of the input. Eager torch does so where parameters have that dtype,
-too; next to f32 parameters, as under autocast, it keeps f32. Rounded statistics are far from the truth: around 100 a
-mean of bf16 is off by up to 0.25.
+For norms of f16 and bf16, mean and inverse deviation reach the backward pass in f32, in which they are computed. On the
+CPU torch's decompositions round them to the dtype of the input. Eager torch does so if parameters have that dtype, too;
+with f32 parameters, as under autocast, it keeps f32. Rounded statistics are inaccurate: around 100, a bf16 mean is off
+by up to 0.25.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _BATCH_NORMS = (*(name for name in _MAKERS if "batch_norm" in name), "_native_ba
 def norm_decompositions(
     by_torch: dict[Any, Callable[..., Any]], *, shows_statistics: bool
 ) -> dict[Any, Callable[..., Any]]:
-    """Decompositions of the ops that make statistics, and of batch norms, by ATen overload.
+    """Decompositions of the ops that compute statistics, and of batch norms, by ATen overload.
 
     Args:
         by_torch: torch's decompositions.
-        shows_statistics: the graph may return statistics: they have the dtype that eager torch gives them.
+        shows_statistics: True if the graph may return statistics: they then have the dtype of eager torch's.
     """
     made = dict(by_torch)
     made.update((o, _without_eps(made[o])) for o in _overloads(_BATCH_NORMS, by_torch))
@@ -46,7 +46,7 @@ def norm_decompositions(
 
 
 def _with_fitting_weights(decomposed: Callable[..., Any]) -> Callable[..., Any]:
-    """Leaves to torch what torch refuses: weights of another dtype than the values, but for f32 beside 16 bits."""
+    """Leaves to torch the calls that it refuses: weights of another dtype than the values, except f32 for 16 bits."""
 
     def chosen(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         dtypes = {a.dtype for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)}
@@ -62,8 +62,8 @@ def _overloads(names: Iterable[str], known: Container[Any]) -> list[Any]:
 
 
 def _without_eps(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch norm whose `eps` may be 0: of a channel of one number the inverse deviation is 0 in torch's kernels, so
-    that the channel becomes the bias. Torch's decompositions make it infinite."""
+    """A batch norm whose `eps` may be 0. For a channel of one number, the inverse deviation is 0 in torch's kernels, so
+    that the channel becomes the bias. In torch's decompositions it is infinite."""
 
     def decomposed(x: torch.Tensor, weight: Any, bias: Any, *args: Any) -> tuple[torch.Tensor, ...]:
         y, mean, inverse, *rest = decomposition(x, weight, bias, *args)
@@ -79,8 +79,8 @@ def _without_eps(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _laid_out(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A batch norm whose first result lies as torch's kernels on the CPU lay it out: contiguous, or channels last where
-    its input does. Torch's decompositions lay it out as the input."""
+    """A batch norm whose first result has the layout of torch's kernels on the CPU: contiguous, or channels last if the
+    input is. In torch's decompositions it has the layout of the input."""
 
     def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         y, *rest = decomposition(x, *args, **kwargs)

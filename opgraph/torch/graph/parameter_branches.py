@@ -1,13 +1,13 @@
 """Python branches on parameters inside a captured graph.
 
-A Python `if` on a tensor ends Dynamo's graph. Where the tensor is computed from parameters and buffers alone, the way
-that the branch takes changes only when one of them does. So Dynamo follows the way that their present values take, and
-a guard of the compiled code compares all branches with the ways they took. The guard recomputes them in one small graph
-and reads one truth value, and only where a parameter has changed since the last comparison. A branch that turns another
-way fails the guard: Dynamo compiles once for each way through the model.
+A Python `if` on a tensor ends Dynamo's graph. If the tensor is computed from parameters and buffers alone, the
+direction of the branch changes only when one of them does. So Dynamo follows the direction that their current values
+give, and a guard of the compiled code compares all branches with their recorded directions. The guard recomputes them
+in one small graph and reads one truth value, and only if a parameter has changed since the last comparison. A branch in
+another direction fails the guard: Dynamo compiles once for each path through the model.
 
-A branch on a buffer that the forward itself has written to (a counter, running statistics) is left to Dynamo: its way
-depends on what the graph does.
+A branch on a buffer that the forward itself has written to (a counter, running statistics) is left to Dynamo: its
+direction depends on the computation of the graph.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from opgraph.torch.graph.program import Program
 from opgraph.torch.graph.program_text import unwatched, watchers
 from opgraph.torch.tracing.tensor_calls import WRITERS, draws
 
-#: Elements of parameters that the branches of a model may read together: the check runs after each optimizer step.
+#: The most elements of parameters that the branches of a model may read: the check runs after each optimizer step.
 MOST_ELEMENTS = 4096
 
 
 def fold_branches(is_ours: Callable[[Any], bool]) -> None:
-    """From now on, Dynamo follows branches on parameters where a backend of opgraph compiles; called once.
+    """Makes Dynamo follow branches on parameters if a backend of opgraph compiles; called once.
 
     Args:
-        is_ours: whether a backend is opgraph's.
+        is_ours: returns True for opgraph's backends.
     """
 
     def outcome(translator: Any, node: Node) -> bool | None:
@@ -60,23 +60,23 @@ class Branches:
     """The branches that one captured graph follows.
 
     Attributes:
-        nodes: the conditions, as Dynamo's graph has them.
-        taken: which way each went.
+        nodes: the conditions, in Dynamo's graph.
+        taken: the direction of each.
     """
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.taken: list[bool] = []
-        #: The conditions and what they are computed from, of parameters; Dynamo may take nodes out of its own graph.
+        #: The conditions, computed from parameters; a copy, because Dynamo may remove nodes from its own graph.
         self._graph = Graph()
         self._copied: dict[Node, Node] = {}
         self._values: dict[Node, Any] = {}
-        #: Of each input of the graph that a condition reads: the parameter, and how Python reaches it.
+        #: For each input of the graph that a condition reads: the parameter, and its Python expression.
         self._parameters: dict[Node, tuple[torch.Tensor, str] | None] = {}
         self._writes = _Writes()
 
     def follow(self, condition: Node) -> bool | None:
-        """The way that a branch takes; None where it does not depend on parameters alone."""
+        """The direction of a branch; None if it does not depend on parameters alone."""
         needed = _ancestors(condition)
         if not self._are_parameters([n for n in needed if n.op == "placeholder"]):
             return None
@@ -90,7 +90,7 @@ class Branches:
             if not isinstance(value, torch.Tensor) or value.numel() != 1:
                 return None
             taken = bool(value)
-        except Exception:  # the program's own, which Dynamo raises by the program's line
+        except Exception:  # an error of the program, which Dynamo raises at the program's line
             return None
         if condition not in self.nodes and any(n.op == "placeholder" for n in needed):
             self.nodes.append(condition)
@@ -120,7 +120,7 @@ class Branches:
             return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def guard(self) -> tuple[list[str], Callable[[Sequence[torch.Tensor]], bool]]:
-        """The parameters as Python expressions, and whether all branches go the same way for their values."""
+        """The parameters as Python expressions, and a check that their values keep the directions of all branches."""
         places = [n for n in self._copied if n.op == "placeholder"]
         known = [found for p in places if (found := self._parameters[p]) is not None]
         check = BranchCheck(self._conditions(), [tensor for tensor, _ in known])
@@ -128,7 +128,7 @@ class Branches:
         return [source for _, source in known], check
 
     def _conditions(self) -> GraphModule:
-        """A module of the parameters that says whether all branches go the ways that they went."""
+        """A module that computes from the parameters if all branches keep their directions."""
         graph, copied = Graph(), dict[Node, Node]()
         graph.graph_copy(self._graph, copied)
         agree: Node | None = None
@@ -141,7 +141,7 @@ class Branches:
 
 
 def _ancestors(node: Node) -> list[Node]:
-    """The nodes that a node is computed from, and itself, in topological order."""
+    """The nodes from which a node is computed, and the node itself, in topological order."""
     order: list[Node] = []
     seen: set[Node] = set()
     waiting = [(node, False)]
@@ -156,14 +156,14 @@ def _ancestors(node: Node) -> list[Node]:
     return order
 
 
-#: Calls on what a transform of torch.func makes of a tensor, which is there only while it lasts.
+#: Calls on the tensors of a transform of torch.func, which exist only within the transform.
 _OF_TRANSFORMS = frozenset(
     ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim", "_make_dual", "_unpack_dual")
 )
 
 
 def _repeats(node: Node) -> bool:
-    """True if a node is an input or a call of torch's that gives the same whenever it is repeated."""
+    """True if a node is an input, or a torch call that returns the same each time it is repeated."""
     if node.op == "placeholder":
         return True
     if node.op not in ("call_function", "call_method") or draws_random_numbers(node):
@@ -173,7 +173,7 @@ def _repeats(node: Node) -> bool:
 
 
 def _under_autocast(nodes: Sequence[Node]) -> bool:
-    """True if one of these calls stands where the function itself enters autocast."""
+    """True if one of these calls is inside an autocast context that the function itself enters."""
     calls, depth = set(nodes), 0
     for node in nodes[-1].graph.nodes:
         name = getattr(node.target, "__name__", "")
@@ -191,12 +191,12 @@ class _Writes:
         self._written: set[int] = set()
 
     def reach(self, nodes: Sequence[Node]) -> bool:
-        """True if one of these nodes has memory that a call so far has written to."""
+        """True if a call so far has written to the memory of one of these nodes."""
         self._look(nodes[-1].graph)
         return any(internals.memory_of(node) in self._written for node in nodes)
 
     def _look(self, graph: Graph) -> None:
-        """Takes in the calls that were added since the last look."""
+        """Adds the writes of the calls that were added to the graph since the last time."""
         last = self._last
         if last is None or last.graph is not graph or last._erased:
             self._written, last = set(), next(iter(graph.nodes))
@@ -207,14 +207,14 @@ class _Writes:
 
 
 def _until(last: Node, graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph from its end back to one that is known."""
+    """The nodes of a graph from its end back to `last`."""
     for node in reversed(graph.nodes):
         yield node
         if node is last:
             return
 
 
-#: Functions that draw only by arguments: the names of these, their places, and what they are where they are left out.
+#: Functions whose arguments decide if they draw: the names, places and defaults of these arguments.
 _DRAWING_BY = {
     "multi_head_attention_forward": (("dropout_p", 10, 0.0), ("training", 13, True)),
     "rrelu": (("training", 3, False),),
@@ -223,7 +223,7 @@ _DRAWING_BY = {
 
 
 def draws_random_numbers(node: torch.fx.Node) -> bool:
-    """True if a call of Dynamo's graph, of a torch function or method, gives another result each time."""
+    """True if a call in Dynamo's graph, of a torch function or method, returns another result each time."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     name = name.partition(".")[0]  # of an overload
     if name in _DRAWING_BY:
@@ -233,7 +233,7 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """The arguments that a torch call as Dynamo captures it may write to."""
+    """The arguments to which a torch call, as Dynamo captures it, may write."""
     if node.op in ("placeholder", "get_attr", "output"):
         return []
     if isinstance(node.target, HigherOrderOperator) or node.op == "call_module":
@@ -250,7 +250,7 @@ def written_arguments(node: Node) -> list[Node]:
         written += () if hasattr(node.target, "__code__") else node.args[3:5]
     elif name in WRITERS and not name.startswith("__"):
         written += node.all_input_nodes
-    # `operator.and_` and `or_` read: the underscore keeps them apart from Python's keywords.
+    # `operator.and_` and `or_` do not write: the underscore distinguishes them from Python's keywords.
     named_so = name.endswith("_") and not name.endswith("__") and node.target not in (operator.and_, operator.or_)
     of_numpy = getattr(node.target, "op", None) or getattr(node.target, "method", None)
     in_place = named_so or name in _IN_PLACE or given.get("inplace") or of_numpy in _IN_PLACE_OF_NUMPY
@@ -263,7 +263,7 @@ def written_arguments(node: Node) -> list[Node]:
 
 
 def _arguments(node: Node) -> dict[str, Any]:
-    """The arguments of a call by name; of functions that are not written in Python those that were given so."""
+    """The arguments of a call by name; for functions not written in Python, only keyword arguments."""
     parameters = _signature(node.target) if hasattr(node.target, "__code__") else None
     if parameters is None:
         return dict(node.kwargs)
@@ -279,7 +279,7 @@ def _signature(function: Any) -> tuple[str, ...] | None:
 
 
 def written_inputs(graph: Graph) -> list[bool]:
-    """Of each input of Dynamo's graph, whether it has a gradient and the graph may write into its memory."""
+    """For each input of Dynamo's graph: True if it has a gradient and the graph may write into its memory."""
     written = {internals.memory_of(argument) for node in graph.nodes for argument in written_arguments(node)} - {None}
     return [
         internals.memory_of(node) in written and node.meta["example_value"].requires_grad
@@ -296,7 +296,7 @@ _OPERATORS_IN_PLACE = frozenset(
     )
 )  # fmt: skip
 _IN_PLACE = frozenset(f"__{f.__name__}__" for f in _OPERATORS_IN_PLACE)
-#: What Dynamo's calls on NumPy arrays write into: operators, and methods by name.
+#: Dynamo's calls on NumPy arrays that write in place: operators, and methods by name.
 _IN_PLACE_OF_NUMPY = _OPERATORS_IN_PLACE | _IN_PLACE | {"fill", "itemset", "partition", "put", "resize", "sort"}
 
 
@@ -314,7 +314,7 @@ _ELEMENTWISE = frozenset(
 
 def _is_elementwise(conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> bool:
     """True if a kernel computes conditions as torch does. A sum in another order, and an f16 that is rounded later, may
-    turn a branch."""
+    change the direction of a branch."""
     names = (
         n.target if isinstance(n.target, str) else getattr(n.target, "__name__", "")
         for n in conditions.graph.nodes if n.op.startswith("call")
@@ -323,21 +323,21 @@ def _is_elementwise(conditions: GraphModule, parameters: Sequence[torch.Tensor])
 
 
 class BranchCheck:
-    """True if the branches of a graph go the ways that they went when it was captured."""
+    """Checks that the branches of a graph keep the directions that they had when it was captured."""
 
     def __init__(self, conditions: GraphModule, parameters: Sequence[torch.Tensor]) -> None:
         self._conditions = conditions
-        #: True if a kernel computes them; else torch's own ops do.
+        #: True if a kernel computes the conditions; else torch's own ops do.
         self._is_compiled = _is_elementwise(conditions, parameters)
         self._program: Program | None = None
-        #: One value, so that threads never meet the state of one comparison with the answer of another.
+        #: One value, so that threads never combine the state of one comparison with the answer of another.
         self._last = (_state(parameters), True)
         self._on_host = all(p.device.type == "cpu" for p in parameters)
 
     def __call__(self, parameters: Sequence[torch.Tensor]) -> bool:
-        """For these parameters. In host memory they are compared at each call, for not every write counts up a version
-        (`p.data.mul_`, NumPy). To read those of a GPU means to wait for it: branches are computed only where one of
-        them has changed since the last call; torch counts no changes through `p.data`."""
+        """Checks the branches for these parameters. Those in host memory are compared at each call, because not every
+        write increments a version (`p.data.mul_`, NumPy). A read of GPU memory must wait for the GPU: branches are
+        computed only if a parameter has changed since the last call; torch counts no changes through `p.data`."""
         if self._on_host:
             return self._compare(parameters)
         state = _state(parameters)
@@ -350,7 +350,7 @@ class BranchCheck:
     def _compare(self, parameters: Sequence[torch.Tensor]) -> bool:
         program = self._program
         if program is not None and not program.library_calls and not watchers and not dispatch_modes():
-            (agree,) = program.run(list(parameters))  # kernels, which neither autograd nor a mode sees
+            (agree,) = program.run(list(parameters))  # kernels, which are invisible to autograd and modes
             return string_at(agree.data_ptr(), 1) != b"\0" if self._on_host else bool(agree)
         with torch.no_grad(), without_modes(), unwatched():
             if program is None and self._is_compiled:
@@ -378,10 +378,10 @@ class BranchCheck:
 
 
 def _state(parameters: Sequence[torch.Tensor]) -> list[Any]:
-    """What differs where a parameter's values differ.
+    """A state that differs if a parameter's values differ.
 
-    In host memory its bytes, for not every write counts up its version (`p.data.mul_`, NumPy); on a device whether it
-    is another tensor, was written to, or lies elsewhere.
+    In host memory it is the parameter's bytes, because not every write increments its version (`p.data.mul_`, NumPy).
+    On a device it changes if the parameter is another tensor, was written to, or has another address.
     """
     # An address of 0: the memory was freed, as that of sharded parameters is.
     return [
