@@ -1,9 +1,9 @@
-"""Values that a program would hold over its peak are computed again for those who read them later, where that is cheap.
+"""Recomputes values for later readers, if a program would hold the values over its memory peak and that is cheap.
 
-Backward computes activations again from what was kept. A chain of residual blocks is computed in one go, as each block
-reads the one before it, and each of its values is held until the convolution that reads it has its turn: at the peak
-of a ResNet, five activations. Most of them follow from one or two tensors that are alive then in any case. Such a value
-is left to its kernel, and its later readers get a copy of the nodes that compute it.
+Backward recomputes activations from saved tensors. A chain of residual blocks is computed in one go, because each block
+reads the one before it, and each of its values is held until the convolution that reads it runs: at the peak of a
+ResNet, five activations. Most of them follow from one or two tensors that are alive then in any case. Such a value
+stays inside its kernel, and its later readers get a copy of the nodes that compute it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
 
 #: Values smaller than this are held.
 SMALLEST = 2**20
-#: Tensors that a value is computed from at most: to hold it is to write it and to read it, three accesses to memory.
+#: The most tensors that a value is computed from: holding the value takes a write and a read, three accesses to memory.
 _MOST_SOURCES = 2
-#: Steps that may be the peak one after the other.
+#: The most steps that are the peak one after the other.
 _MOST_PEAKS = 64
-#: Schedules that are made of one graph, each with fewer values held.
+#: The most schedules that are made of one graph, each with fewer values held.
 _MOST_ROUNDS = 4
-#: Nodes of its size that are computed again for one value at most: an activation as long as NAF1, and a norm before it.
+#: The most nodes of its size that are recomputed for a value: an activation as long as NAF1, and a norm before it.
 _LONGEST = 32
 
 
 class Lives:
-    """When the values of a graph are alive under a schedule.
+    """The lifetimes of the values of a graph under a schedule.
 
     Attributes:
-        bytes: at each step, with what the step makes and reads; without parameters, which are always there.
-        born, last: of each value that has memory, the step that makes it (-1: an input) and the last one that reads it.
+        bytes: for each step, with its operands and results; without parameters, which are always alive.
+        born, last: for each value that has memory, the step that makes it (-1: an input) and its last reader's step.
         step_of: the step in which a node runs.
     """
 
@@ -69,7 +69,7 @@ class Lives:
             self.bytes[step] += size
 
     def _overlap(self, group: Group, number: int) -> int:
-        """Bytes of results that lie over what dies there (`reuse`), about."""
+        """The approximate bytes of results that take the memory of values that die there (`reuse`)."""
         read = {base_of(n) for node in group.nodes for n in node.all_input_nodes}
         dying = [bytes_of(n) for n in read if self.born.get(n, -1) >= 0 and self.last[n] == number]
         overlap = 0
@@ -80,28 +80,28 @@ class Lives:
         return overlap
 
     def held(self, step: int) -> list[Node]:
-        """The large values that are there at a step, and are read after it."""
+        """The large values that are alive at a step, and are read after it."""
         return [
             n for n, born in self.born.items()
             if 0 <= born <= step < self.last.get(n, -1) < len(self.bytes) and bytes_of(n) >= SMALLEST
         ]  # fmt: skip
 
     def move(self, node: Node, last: int, copies: Sequence[Node], until: int) -> None:
-        """A value is read for the last time at an earlier step now; its later readers read a copy, which is made there.
+        """Records that a value's last reader is at an earlier step, and that later readers read a copy made for them.
 
         Args:
-            copies: of what computes the value; of the value itself the last one.
+            copies: the copies of the nodes that compute the value; that of the value itself is the last one.
         """
         self._add(
             -bytes_of(node), last + (last > self.born[node]), until - 1
-        )  # not stored at all where nobody else reads it
+        )  # not stored at all if it has no other readers
         self.step_of.update(dict.fromkeys(copies, until))
         self.born[copies[-1]], self.last[copies[-1]] = until, self.last[node]
         self.last[node] = last
 
 
 def with_lower_peak(graph: Graph, planned: Schedule) -> Schedule:
-    """The schedule of a graph in which values that would be held over the peak are computed again, as long as the peak
+    """The schedule of a graph in which values that would be held over the peak are recomputed, as long as the peak
     falls: a schedule of the copies may have its peak elsewhere.
 
     Args:
@@ -118,13 +118,13 @@ def with_lower_peak(graph: Graph, planned: Schedule) -> Schedule:
 
 
 def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
-    """Gives later readers of values that are held over the peak, unread, copies of what computes them; as often as that
-    lowers the peak.
+    """Gives later readers of values that are held over the peak, unread, copies of the nodes that compute them; as
+    often as that lowers the peak.
 
     Args:
-        schedule: of the graph, which is changed.
+        schedule: the schedule of the graph, which is changed.
 
-    Returns: whether it was.
+    Returns: True if the graph was changed.
     """
     lives = Lives(graph, schedule)
     computed = {n for step in schedule if isinstance(step, Group) for n in step.nodes}
@@ -134,7 +134,7 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
         peak = max(range(len(lives.bytes)), key=lives.bytes.__getitem__, default=0)
         order = {n: i for i, n in enumerate(graph.nodes)}
         found = False
-        for node in sorted(lives.held(peak), key=order.__getitem__, reverse=True):  # what reads a value comes before it
+        for node in sorted(lives.held(peak), key=order.__getitem__, reverse=True):  # readers come before their operands
             reading = [(read, user) for read, user, _ in readers(node)]
             steps = [lives.step_of[user] for _, user in reading]
             until = min((step for step in steps if step > peak), default=-1)
@@ -153,7 +153,7 @@ def recompute_over_peak(graph: Graph, schedule: Schedule) -> bool:
 
 
 def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> set[Node] | None:
-    """The nodes that compute a value from what is alive at a later step in any case; None where that is much."""
+    """The nodes that compute a value from values that are alive at a later step in any case; None if that is much."""
     chain: set[Node] = set()
     sources: set[Node] = set()
     waiting = [node]
@@ -165,7 +165,7 @@ def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> 
         chain.add(link)
         if not is_elementwise(link) and not is_fill(link):
             return None
-        length += 2 * bytes_of(link) >= bytes_of(node)  # values of few elements, as those of parameters, cost nothing
+        length += 2 * bytes_of(link) >= bytes_of(node)  # values of few elements, such as parameters, cost nothing
         if length > _LONGEST:
             return None
         for read in link.all_input_nodes:
@@ -185,10 +185,10 @@ def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> 
 
 
 def _copied(graph: Graph, chain: Collection[Node], readers: Sequence[tuple[Node, Node]]) -> list[Node]:
-    """Lets readers read a copy of a chain, which stands before the first of them.
+    """Makes readers read a copy of a chain, which stands before the first of them.
 
     Args:
-        readers: (what it reads: the end of the chain or a view of it, reader).
+        readers: (the end of the chain or a view of it, the reader of that).
 
     Returns: the copies, without views; that of the end last.
     """

@@ -1,6 +1,6 @@
 """A graph of ATen ops as one Python function: allocations, library calls and kernel launches, one line each.
 
-The function is text that `Program.source` prints. Sizes and strides stand in it as numbers, so a call does nothing but
+The text of the function is `Program.source`. It contains sizes and strides as numbers, so a call does nothing but
 allocate, take addresses and launch; views are folded into the address or into one reinterpretation of memory.
 """
 
@@ -45,7 +45,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-#: Bytes of a graph's values up to which kernels are gathered: host time counts there, and memory hardly.
+#: Kernels are gathered if a graph's values have at most this many bytes: host time matters then, and memory hardly.
 _GATHERED = 2**25
 
 
@@ -53,22 +53,22 @@ class Program:
     """A compiled graph.
 
     Args:
-        module: an FX graph of ATen ops with fake values in each node's meta, of sizes that are known.
+        module: an FX graph of ATen ops with fake values of known sizes in each node's meta.
         rounding: as `ogt.fuse` takes it.
         most_constants: see `fold_constants`.
         phase: "forward", "backward", or "inference" of a call without gradients.
-        like: the program of the same graph for other sizes, whose choices by bytes this one takes.
-        symbolic: whether it is made for a `SymbolicProgram`: kernels are not planned, and no line depends on a plan.
+        like: the program of the same graph for other sizes, whose choices by bytes this one repeats.
+        symbolic: True if it is made for a `SymbolicProgram`: kernels are not planned, and no line depends on a plan.
 
     Attributes:
-        gathers: whether kernels that follow each other are one call.
+        gathers: True if consecutive kernels are one call.
         source: the text of the function.
-        env: what stands under the names of the text.
+        env: name in the text -> its value.
         launches: the kernels, in order.
-        kernel_steps: those that one call launches, by its name.
+        kernel_steps: name of a call -> the kernels that it launches.
         library_calls: the nodes that torch computes, in order.
-        checked: their calls whose results are looked at once.
-        beginnings: how tensors are aligned.
+        checked: their calls whose results are checked once.
+        beginnings: the alignment of tensors.
         folded: see `fold_constants`.
     """
 
@@ -113,13 +113,13 @@ class Program:
 
     @property
     def saved(self) -> list[Node]:
-        """Of a forward graph, what it returns for backward."""
+        """The values that a forward graph returns for backward."""
         output = self.module.graph.output_node()
         return [n for n, is_saved in zip(self._returned, saved_outputs(output)) if is_saved and isinstance(n, Node)]
 
     @property
     def input_strides(self) -> list[tuple[int, ...] | None]:
-        """Of each argument of `run` the strides that it must have; None of what is no tensor."""
+        """The strides that each argument of `run` must have; None for an argument that is no tensor."""
         values = map(value_of, self.module.graph.find_nodes(op="placeholder"))
         return [tuple(v.stride()) if isinstance(v, torch.Tensor) else None for v in values]
 
@@ -130,7 +130,7 @@ class Program:
         refused: set[Node] = set()
         lowering = Lowering(self._rounding)
         gathers = self.gathers
-        while True:  # a group that opgraph refuses is left to torch, which may let others grow
+        while True:  # a group that opgraph refuses is left to torch, so that others may grow
             planned = schedule(graph, refused=refused, gather_kernels=gathers)
             if not gathers and not refused:
                 planned = with_lower_peak(graph, planned)
@@ -150,7 +150,7 @@ class Program:
         waiting: list[Launch] = []
         for unit in planned:
             if isinstance(unit, Node) and unit.target is operator.getitem:
-                continue  # taken apart where the call is
+                continue  # the step of the call takes the tuple apart
             launches = kernels[id(unit)] if isinstance(unit, Group) else []
             if waiting and not (launches and launches[0].target is waiting[0].target):
                 steps.append(self._kernel_step(f"kernels_{len(steps)}", waiting))
@@ -158,17 +158,17 @@ class Program:
             waiting += launches
             if isinstance(unit, Node):
                 steps += self._library_steps(unit, apart=not gathers)
-            elif not gathers:  # a call for each: what a kernel makes and the next one reads dies between two calls
+            elif not gathers:  # one call each: a value that one kernel makes and the next reads dies between two calls
                 first = len(steps)
                 steps += [self._kernel_step(f"kernels_{first + i}", [one]) for i, one in enumerate(waiting)]
                 waiting = []
         return [*steps, self._kernel_step(f"kernels_{len(steps)}", waiting)] if waiting else steps
 
     def _target(self, group: Group) -> Target:
-        """Where a group runs.
+        """The device of a group.
 
         Raises:
-            RefusedError: on another GPU than the first that the program uses.
+            RefusedError: it is another GPU than the first that the program uses.
         """
         device = value_of(group.nodes[0]).device
         if device not in self._targets:
@@ -179,12 +179,12 @@ class Program:
         return self._targets[device]
 
     def _kernel_step(self, name: str, launches: Sequence[Launch]) -> Step:
-        """Kernels that follow each other on one device: one native call."""
+        """One native call for consecutive kernels on one device."""
         target = launches[0].target
         made: list[Allocation] = []
         by_name = {n.name: n for launch in launches for n in launch.nodes}
         for launch in launches:
-            # Of several kernels in one call, later ones read what an earlier one would write over.
+            # If one call has several kernels, later ones may read memory that an earlier one would overwrite.
             over = overwritable(launch.kernel, launch.reads, launch.writes) if len(launches) == 1 else {}
             for place in launch.writes:
                 dtype = self._constant(place.dtype)
@@ -198,10 +198,10 @@ class Program:
         return Step("\n".join(call.lines), None, made, [*reads, *call.makes])
 
     def _library_steps(self, node: Node, apart: bool) -> list[Step]:
-        """A call of torch. Where it returns several values they are taken apart at once: each dies by itself.
+        """A call of torch. If it returns several values, they are taken apart at once: each has its own lifetime.
 
         Args:
-            apart: whether the gradients of a convolution are two calls, where they are large.
+            apart: True if the gradients of a convolution are two calls, if they are large.
         """
         self.library_calls.append(node)
         reads = [base_of(n).name for n in node.all_input_nodes]
@@ -239,7 +239,7 @@ class Program:
         return name
 
     def _alignment(self, node: Node, values: Sequence[Any]) -> int:
-        """The bytes at whose multiples kernels expect what a library call gives."""
+        """The alignment in bytes that kernels expect of the results of a library call."""
         devices = {v.device for v in values if isinstance(v, torch.Tensor)}
         found = [self._targets[d].alignment for d in devices if d in self._targets]
         return max(found, default=1) if self.beginnings.is_known(node.name) else 1
@@ -268,7 +268,7 @@ class Program:
         return Function(places, steps, lasting, result, first, aligned)
 
     def _results(self) -> Iterator[str]:
-        """The expressions of what is returned; two values that lie alike in one variable are two tensors."""
+        """The expressions of the returned values; two values with one variable and layout are two tensors."""
         shown: dict[str, Any] = {}
         for value in self._returned:
             text = self._ref(value)
@@ -278,7 +278,7 @@ class Program:
             yield text
 
     def _reuse(self, steps: Sequence[Step], lasting: Collection[str]) -> None:
-        """Results take the memory of values that die where they are made."""
+        """Stores results in the memory of values that die in the step that makes the results."""
         made = {a.name: a.place for step in steps for a in step.allocations}
         taken = reuse_memory(steps, own_values(self.module.graph, made, self.beginnings.is_known), lasting)
         for node, call in self.checked:
@@ -330,8 +330,8 @@ class Program:
 
 
 def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
-    """Prepares calls; calls of one kernel on tensors that lie alike are prepared once. Kernels that have to be compiled
-    for that are compiled side by side; threads for all calls would take several times as long as the other plans."""
+    """Prepares calls; calls of one kernel on tensors of equal layout are prepared once. Kernels that must be compiled
+    for that are compiled in parallel; threads for all calls would take several times as long as the other plans."""
     alike: dict[Any, list[Launch]] = {}
     for launch in launches:
         places = (*launch.reads, *launch.writes)
@@ -350,16 +350,16 @@ def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
 
 
 def sequence_of(name: str, launches: Sequence[Launch], *, symbolic: bool = False) -> Lines:
-    """The lines that launch kernels which follow each other on one device, and what stands under their names.
+    """The lines that launch consecutive kernels on one device, and the values of their names.
 
     Args:
-        symbolic: whether the lines serve all sizes; launches without plans have lines alone.
+        symbolic: True if the lines are for all sizes; launches without plans have only lines.
     """
     names: dict[str, int] = {}
     prepared = []
     for launch in launches:
         operands = launch.operands
-        # Of an operand without a name only the shape counts: any address does.
+        # An operand without a name only provides a shape: any address may be passed.
         given = [(names.setdefault(p.name, len(names)), p.skipped) if p.name else (0, 0) for p in operands]
         prepared.append(KernelLaunch(launch.plan, tuple(given)))
     addresses = [f"{n}.data_ptr()" for n in names]
@@ -374,7 +374,7 @@ def _stored_bytes(graph: FxGraph) -> int:
 
 
 def _elements(node: Node) -> list[Node]:
-    """The nodes that take a call's results apart, in order; an element may be a tuple again."""
+    """The nodes that take a call's results apart, in order; an element may be a tuple, too."""
     found: list[Node] = []
     for user in node.users:
         if user.target is operator.getitem and user.args[0] is node and not is_view(user):

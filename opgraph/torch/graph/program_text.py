@@ -1,8 +1,8 @@
-"""The steps of a program as the text of one Python function; and the same steps told to who looks on.
+"""The steps of a program as the text of one Python function, and a second text that reports the steps to a watcher.
 
-A run that nobody looks at does nothing but allocate, take addresses and launch. Where memory is measured, another text
-of the same steps runs: it allocates by public functions of torch, which a dispatch mode sees, says before each
-allocation which node it is for, and may leave the kernels out. What is alive when is the same in both.
+A run without watchers does nothing but allocate, take addresses and launch. If memory is measured, another text of the
+same steps runs: it allocates by public functions of torch, which dispatch modes intercept, reports the node of each
+allocation before it, and may leave the kernels out. The lifetimes of values are the same in both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A variable of the function that a line gives memory, and the node whose value goes there.
+    """A variable of the function to which a line assigns memory, and the node whose value is stored there.
 
     Attributes:
-        place: how the value lies there.
-        fits: variables whose memory it may take, should this be their last step.
-        over: the one whose memory it takes; "" where the line allocates.
+        place: the layout of the value there.
+        fits: variables whose memory it may take if this is their last step.
+        over: the variable whose memory it takes; "" if the line allocates.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Step:
 
     Attributes:
         call: the lines that compute.
-        node: what the line makes by itself; None of kernels, which write into `allocations`.
+        node: the node whose value the line makes; None for kernels, which write into `allocations`.
         reads: the variables that it reads.
     """
 
@@ -64,13 +64,13 @@ class Step:
         return [*own, *(a.name for a in self.allocations), *self.reads]
 
 
-#: Those who look on now. A program's function asks whether there are any, in 20 ns.
+#: The current watchers. A program's function checks if there are any, in 20 ns.
 watchers: list[Watch] = []
 
 
 @contextmanager
 def watched_by(watcher: Watch) -> Iterator[None]:
-    """While this lasts, the watcher is told what programs make."""
+    """Within this context, programs report to the watcher what they make."""
     watchers.append(watcher)
     try:
         yield
@@ -80,7 +80,7 @@ def watched_by(watcher: Watch) -> Iterator[None]:
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """While this lasts, programs run as if nobody looked on."""
+    """Within this context, programs run without watchers."""
     held = watchers[:]
     watchers.clear()
     try:
@@ -91,15 +91,15 @@ def unwatched() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What the text of a program is made of.
+    """The parts of the text of a program.
 
     Attributes:
         inputs: the placeholders, in order.
         steps: in order.
-        lasting: variables that no step gives up: constants, and what is returned.
+        lasting: variables that no step frees: constants and returned values.
         result: the expression that is returned.
         first: lines with which it begins.
-        aligned: lines that bring inputs to where kernels expect them.
+        aligned: lines that copy inputs to the alignment that kernels expect.
     """
 
     inputs: Sequence[Node]
@@ -110,11 +110,11 @@ class Function:
     aligned: Sequence[str] = ()
 
     def text(self) -> str:
-        """The function `run(args)`; where there are watchers it calls `watched(args)`."""
+        """The function `run(args)`; if there are watchers, it calls `watched(args)`."""
         return "\n".join(["def run(args):", "    if watchers:", "        return watched(args)", *self._body()]) + "\n"
 
     def watched_text(self, computes: bool) -> tuple[str, list[Node]]:
-        """The same function as it tells a watcher, and the nodes that it names by number."""
+        """The same function with reports to a watcher, and the nodes to which it refers by number."""
         nodes: list[Node] = []
         body = self._body(nodes, computes)
         return "\n".join(["def run(args):", *body]) + "\n", nodes
@@ -166,7 +166,7 @@ def watched(program: Any, function: Function, env: Mapping[str, Any], args: list
     """Runs a program's function for the watcher that came last.
 
     Args:
-        program: whose function it is.
+        program: the program of the function.
         env: the names that its lines use.
     """
     watcher = watchers[-1]
@@ -176,7 +176,7 @@ def watched(program: Any, function: Function, env: Mapping[str, Any], args: list
         **env, "allocate": _empty, "allocate_cuda": partial(_empty, device="cuda"), "reinterpret": _reinterpret,
         "nodes": nodes, "making": watcher.making, "taking": watcher.taking, "reading": watcher.reading,
     }  # fmt: skip
-    if not watcher.computes:  # results without values prove nothing about the strides of real ones
+    if not watcher.computes:  # results without values do not show the strides of real ones
         seen.update((name, value.call) for name, value in env.items() if isinstance(value, Checked))
     watcher.constants([value for value in env.values() if isinstance(value, torch.Tensor)])
     exec(compile(source, "<opgraph, watched>", "exec"), seen)
@@ -195,8 +195,8 @@ def _reinterpret(base: torch.Tensor, size: Any, stride: Any, offset: int = 0) ->
 
 
 def _first_readers(inputs: Sequence[Node]) -> dict[Node, Node]:
-    """For each input that a node reads, perhaps through views, the first one; without those that are returned at
-    most."""
+    """For each input that nodes read, perhaps through views, the first such node; inputs that are at most returned are
+    left out."""
     found: dict[Node, Node] = {}
     for node in inputs[0].graph.nodes if inputs else ():
         if node.op == "call_function" and not is_view(node):
@@ -206,17 +206,17 @@ def _first_readers(inputs: Sequence[Node]) -> dict[Node, Node]:
 
 
 class Checked:
-    """A library call until its first results are seen: kernels rely on the strides that fake tensors promised, on the
-    alignment that an allocator gives, and, where they write over a result, on memory that is nobody else's.
+    """Checks a library call until its results fit: kernels rely on the strides of the fake tensors, on the alignment of
+    an allocator, and, if they overwrite a result, on memory that nothing else uses.
 
     Args:
-        env, name: where the call itself takes the place of this once its results fit.
+        env, name: the place in which the call itself replaces this object once its results fit.
         call: the function of torch.
-        strides: those that its results have by the graph, those in tuples, too; None of what is no tensor.
-        alignment: bytes at whose multiples kernels expect them.
+        strides: those of its results in the graph, also of results in tuples; None for a result that is no tensor.
+        alignment: the alignment in bytes that kernels expect of its results.
 
     Attributes:
-        overwritten: whether a kernel writes over a result.
+        overwritten: True if a kernel overwrites a result.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class Checked:
         self._env = env
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The results, copied where they lie in another way than promised."""
+        """The results, copied if their layout or memory is not the expected one."""
         result = self.call(*args, **kwargs)
         results, structure = ([result], None) if isinstance(result, torch.Tensor) else tree_flatten(result)
         shared = _shared(results, (args, kwargs)) if self.overwritten else set()
@@ -252,7 +252,7 @@ class Checked:
 
 
 def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
-    """Which results lie in the memory of an argument or of an earlier result."""
+    """The places of results that share memory with an argument or an earlier result."""
     seen = {t.untyped_storage()._cdata for t in tree_iter(arguments) if isinstance(t, torch.Tensor)}
     found = set()
     for place, result in enumerate(results):
@@ -265,12 +265,12 @@ def _shared(results: Sequence[Any], arguments: Any) -> set[int]:
 
 
 def same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
-    """True if a tensor has these strides, where they count."""
+    """True if a tensor has these strides; those of axes of one element are ignored."""
     return all(size == 1 or own == other for size, own, other in zip(tensor.shape, tensor.stride(), strides))
 
 
 def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """The tensor; where it has other strides than these, a copy that has them."""
+    """The tensor, or a copy with these strides if its own are others."""
     return tensor if same_strides(tensor, strides) else restrided(tensor, strides)
 
 
