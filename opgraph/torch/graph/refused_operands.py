@@ -1,8 +1,8 @@
-"""Calls that torch's kernels refuse for the dtypes of operands, or for numbers that no value of the dtype stands for: a
+"""Calls that torch's kernels refuse for the dtypes of operands, or for numbers that the dtype cannot represent: a
 captured graph leaves them to torch, which raises.
 
-Compilers trace with tensors that have no data, for which torch has other kernels: these take `1.0 - mask` of truth
-values for a difference like any other, and `masked_fill(-1e9)` of f16 values, too.
+Compilers trace with fake tensors, for which torch has other kernels: these accept `1.0 - mask` of truth values like any
+other difference, and `masked_fill(-1e9)` of f16 values, too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from opgraph.torch.graph.torch_internals import hint, tree_flatten, tree_unflatt
 def is_refused(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if torch raises an error for operands of these dtypes, or for a number: a truth value, a large one, 0.
 
-    torch computes one element of each operand to find out. It is not asked where all operands are of floating-point
-    dtypes that have the numbers, none of which is 0.
+    The test runs the op in torch on one element of each operand. There is no test if all operands have floating-point
+    dtypes that can represent the numbers, and no number is 0.
 
     Args:
         op: an overload whose result follows from the elements of its operands, and not from their shapes.
-        args, kwargs: of the call, with real or fake tensors.
+        args, kwargs: those of the call, with real or fake tensors.
     """
     leaves, structure = tree_flatten((tuple(args), dict(kwargs)))
     dtypes = [a.dtype for a in leaves if isinstance(a, torch.Tensor)]
@@ -44,7 +44,7 @@ def has_number(dtype: torch.dtype, number: float) -> bool:
 
 
 def unless_refused(op: OpOverload, decomposed: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition that leaves to torch what torch refuses."""
+    """A decomposition that leaves to torch the calls that torch refuses."""
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         return NotImplemented if is_refused(op, args, kwargs) else decomposed(*args, **kwargs)
@@ -53,7 +53,7 @@ def unless_refused(op: OpOverload, decomposed: Callable[..., Any]) -> Callable[.
 
 
 def _described(leaf: Any) -> Any:
-    """What an error may depend on, of an argument: equal for equal arguments."""
+    """The properties of an argument on which an error may depend; equal for equal arguments."""
     if isinstance(leaf, torch.Tensor):
         return torch.Tensor, leaf.dtype, leaf.dim(), leaf.device
     if isinstance(leaf, torch.SymInt):
@@ -76,7 +76,7 @@ def _raises(op: OpOverload, described: tuple[Any, ...], structure: Any) -> bool:
 
 
 def _example(kind: type, value: Any, dim: int = 0, device: torch.device | None = None) -> Any:
-    """An argument with one element; an integer is 0, which is an index of everything."""
+    """An argument with one element; an integer is 0, which is a valid index everywhere."""
     if kind is not torch.Tensor:
         return value
     return torch.full((1,) * dim, value.is_floating_point, dtype=value, device=device)

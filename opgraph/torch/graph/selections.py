@@ -1,6 +1,6 @@
-"""Comparisons of a value with elements that were selected from it, in graphs of ATen ops: it is computed once.
+"""Comparisons of a value with elements that were selected from it, in graphs of ATen ops: the value is computed once.
 
-`opgraph.transforms.selections` says why, and has the search.
+`opgraph.transforms.selections` explains why, and has the search.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opgraph.transforms.selections import COMPARISON, VIEW, Origins, Role
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-#: In the meta of a value that no second kernel may compute, whatever reads it in its part of a joint graph.
+#: In the meta of a value that no second kernel may compute, for any reader in its part of a joint graph.
 COMPUTED_ONCE = "opgraph_computed_once"
 
 _SELECTIONS = (
@@ -56,8 +56,8 @@ _ROLES: dict[Any, int] = {
 
 
 def comparisons_with_selections(graph: Graph) -> dict[Node, list[Node]]:
-    """The values that a graph of ATen ops, in which calls of equal meaning are one, compares with elements that were
-    selected from them; for each the nodes that read it for this."""
+    """The values that a graph of ATen ops, in which equal calls are merged, compares with elements that were selected
+    from them -> the nodes that read the value for this."""
     roles = [(n, _role(n)) for n in graph.nodes if n.op == "call_function"]
     if not any(role & (Role.SELECTS | Role.MOVES) for _, role in roles):
         return {}
@@ -68,14 +68,14 @@ def comparisons_with_selections(graph: Graph) -> dict[Node, list[Node]]:
         for value in origins.add(node, role, sources[:1] if role & Role.SELECTS else sources):
             made = value_of(value)
             if isinstance(made, torch.Tensor) and not made.is_floating_point():
-                continue  # integers are exact, as positions are
+                continue  # integers, such as positions, are exact
             readers = (n for n in origins.between(value, node) if value in n.all_input_nodes)
             found.setdefault(value, {}).update(dict.fromkeys(readers))
     return {value: list(readers) for value, readers in found.items()}
 
 
 def compared_values(graph: Graph) -> set[Node]:
-    """The values of a graph that are compared with elements of their own: no second kernel may compute them."""
+    """The values of a graph that are compared with their own elements: no second kernel may compute them."""
     marked = {n for n in graph.nodes if COMPUTED_ONCE in n.meta}
     return marked | comparisons_with_selections(graph).keys()
 

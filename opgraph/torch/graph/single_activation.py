@@ -1,6 +1,6 @@
 """Modules that are one activation and nothing else: they run as fused functions, which take less host time.
 
-Measured with `x * sigmoid(a * x)` at 1,024 elements, forward and backward: specs/decisions/0031.
+Measurements with `x * sigmoid(a * x)` at 1,024 elements, forward and backward: specs/decisions/0031.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def is_single(module: nn.Module, captured: Sequence[Captured]) -> bool:
-    """True if what a call captured is one pointwise kernel for one result, without arithmetic on parameters alone, and
-    a fused function need not run the module's Python at each call.
+    """True if a call captured one pointwise kernel for one result, without arithmetic on parameters alone, and if a
+    fused function does not have to run the module's Python at each call.
 
     Such arithmetic (NAF1's gamma functions) is part of a captured graph's kernel; a fused function leaves it to torch.
     """
@@ -66,14 +66,14 @@ class Single:
     """A module's own forward as a fused function.
 
     Args:
-        module: whose forward.
-        rounding: as `fuse` takes it.
+        module: the module of the forward.
+        rounding: see `fuse`.
     """
 
     __slots__ = ("_class", "_forward", "_function", "_module")
 
     def __init__(self, module: nn.Module, rounding: str) -> None:
-        from opgraph.torch.fuse import fuse  # which fuses modules by this
+        from opgraph.torch.fuse import fuse  # which fuses modules with this class
 
         self._module = module
         self._class = type(module)
@@ -81,7 +81,7 @@ class Single:
         self._function: Any = fuse(MethodType(self._forward, module), rounding=rounding)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's forward returns.
+        """Returns the result of the module's forward.
 
         Raises:
             NotAlone, before anything runs.

@@ -1,4 +1,4 @@
-"""The expressions of symbolic sizes that stand in a graph, found by their values for two sets of sizes."""
+"""The expressions of symbolic sizes in a graph, found by their values for two sets of sizes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from opgraph.torch.graph.torch_internals import allows, python_text
 
 aten = torch.ops.aten
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-#: What symbolic sizes are, and what follows from them.
+#: The types of symbolic sizes, and of numbers that follow from them.
 SYMBOLIC: Any = tuple(_NUMBERS)
 _NAME = "size_expression_"
-#: Sets of sizes that are drawn: until enough are alike, and at most.
+#: The numbers of sets of sizes that are drawn: the fewest, even if enough are alike, and the most.
 _FEW_DRAWS, _DRAWS = 40, 240
 
 
 class NotSymbolicError(Exception):
-    """A graph, or what is made of it, has a number that no expression of its symbols gives."""
+    """A graph, or a program made of it, has a number that is no expression of the graph's symbols."""
 
 
 class UnknownSizeError(Exception):
-    """A size that only the data tell: torch computes what has it."""
+    """A size that depends on data: torch computes the values that have it."""
 
 
 def number_of(value: Any, sizes: Mapping[Any, int]) -> Any:
     """A symbolic number, for these values of symbols.
 
     Raises:
-        UnknownSizeError: it follows from other symbols, too.
+        UnknownSizeError: it depends on other symbols, too.
     """
     found = value.node.expr.xreplace(sizes)
     if getattr(found, "free_symbols", ()):
@@ -49,11 +49,12 @@ class Expressions:
 
     Args:
         module: the graph.
-        symbols: those whose values a call gives, in order.
-        samples: three sets of their values; the third tells apart what is equal for the first two by chance.
+        symbols: the symbols whose values a call provides, in order.
+        samples: three sets of their values; the third distinguishes expressions that are equal for the first two by
+            chance.
 
     Raises:
-        NotSymbolicError: the samples do not tell two expressions apart.
+        NotSymbolicError: the samples do not distinguish two expressions.
     """
 
     def __init__(self, module: GraphModule, symbols: Sequence[Any], samples: Sequence[Sequence[int]]) -> None:
@@ -63,7 +64,7 @@ class Expressions:
         self._known: dict[Any, str | None] = {}  # expression and type -> text
         #: Type and values -> text: 5 is not 5.0.
         self._found: dict[tuple[Any, ...], str] = {}
-        #: Texts of equal values for all samples, which have to be equal for the sizes of a call.
+        #: Equations of texts with equal values for all samples; they must hold for the sizes of a call.
         self._equal: list[str] = []
         texts = list(dict.fromkeys(self._texts(module)))
         function = self._function(texts)
@@ -99,7 +100,7 @@ class Expressions:
         return conditions if len(blocks) == 1 else []
 
     def name(self, first: Any, second: Any) -> Any:
-        """What stands for the two values of one number: the number where they are equal, else an expression's name.
+        """The replacement for two values of one number: the number if they are equal, else the name of an expression.
 
         Raises:
             NotSymbolicError: no expression of their type has these values.
@@ -110,7 +111,7 @@ class Expressions:
         return self._named(self._one_of(text for values, text in self._found.items() if values[:3] == wanted))
 
     def scalar(self, first: float, second: float) -> str:
-        """The name of the expression that these two values of a number are, or its reciprocal, of whatever type.
+        """The name of the expression, of any type, that has these two values, or whose reciprocal has them.
 
         Raises:
             NotSymbolicError: there is none, or more than one.
@@ -133,8 +134,9 @@ class Expressions:
         return found[0]
 
     def values(self) -> Callable[..., dict[str, Any]]:
-        """The values of the names that were given so far, as a function of the symbols. It raises NotSymbolicError for
-        sizes where expressions differ that no sample told apart, such as `s` and `min(s, 64)`, or have no value."""
+        """The values of the names that were used so far, as a function of the symbols. It raises NotSymbolicError for
+        sizes at which an expression has no value, or expressions differ that no sample distinguished, such as `s` and
+        `min(s, 64)`."""
         function, names = self._function(list(self._names)), list(self._names.values())
         holds = self._function([" and ".join(self._equal) or "True"])
 
@@ -158,10 +160,10 @@ class Expressions:
         return made
 
     def _text(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str | None:
-        """A number as an expression of Python; None where it follows from other symbols, whose values no call gives.
+        """A number as an expression of Python; None if it depends on other symbols, whose values no call provides.
 
         Raises:
-            NotSymbolicError: torch does not print it, or prints what has another value for a sample.
+            NotSymbolicError: torch cannot print it, or its text has another value for a sample.
         """
         expression = number.node.expr
         if not expression.free_symbols <= set(self._symbols):
@@ -191,7 +193,7 @@ class Expressions:
         return self._known[key]
 
     def _texts(self, module: GraphModule) -> Iterator[str]:
-        """Sizes, strides, arguments, and the sizes of axes that lie beside each other, multiplied."""
+        """Sizes, strides, arguments, and the products of the sizes of adjacent axes."""
         text = self._text_of
         for node in module.graph.nodes:
             numbers: list[Any] = [a for a in tree_leaves((node.args, node.kwargs)) if isinstance(a, SYMBOLIC)]
@@ -232,10 +234,11 @@ def _parts(module: GraphModule) -> Iterator[tuple[Any, Any, Any]]:
 def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[int], count: int) -> list[list[int]]:
     """Sets of values that a graph's symbols may have.
 
-    In each the same numbers of the graph are equal, and of the sets that were drawn these have the fewest equal ones.
+    The same numbers of the graph are equal in all of them, and of the sets that were drawn these have the fewest equal
+    numbers.
 
     Args:
-        traced: the values that the graph was traced with; what is drawn is near them.
+        traced: the values that the graph was traced with; values near them are drawn.
 
     Raises:
         NotSymbolicError: none were found.
@@ -247,7 +250,7 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
     sizes = {n.node.expr: n for n in (*numbers, *products) if isinstance(n, torch.SymInt)}
     others = {v.node.expr for v in leaves if isinstance(v, SYMBOLIC)} - sizes.keys()
     constants = {0, 1, *(n for n in numbers if isinstance(n, int))}
-    #: By which of the numbers are equal: the symbols' values and the numbers, in one list for each set.
+    #: Which numbers are equal -> for each set, a list of the symbols' values and the numbers.
     alike: dict[tuple[int, ...], list[list[int]]] = {}
     any_size = next(iter(sizes.values()), None)
     if any_size is None:
@@ -287,9 +290,10 @@ def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[i
 
 
 def _held_equal(any_size: torch.SymInt, traced: Mapping[Any, int]) -> dict[Any, Any]:
-    """For each symbol the first one that guards hold equal to it, by `a <= b` and `b <= a` for example; else itself.
+    """For each symbol the first one that guards force to be equal to it, by `a <= b` and `b <= a` for example; else
+    itself.
 
-    Values near the traced ones are tried. Guards may allow others that differ; those have a program of their own.
+    Values near the traced ones are tried. Guards may allow others that differ; those have a separate program.
     """
     steps = [step for reach in range(1, _TRIES) for step in (reach, -reach)]
 
@@ -305,12 +309,12 @@ def _held_equal(any_size: torch.SymInt, traced: Mapping[Any, int]) -> dict[Any, 
     return found
 
 
-#: Values that are drawn for a symbol until it may have one of them.
+#: The most values that are drawn for a symbol until it may have one of them.
 _TRIES = 12
 
 
 def _near(symbols: Sequence[Any], traced: Sequence[int], may_be: Callable[[Any, int], bool]) -> list[list[int]]:
-    """Sets of sizes in the order of how near they are to one; multiples of larger numbers among them."""
+    """Sets of sizes, those nearest to the traced ones first; some differ from these by multiples of larger numbers."""
     draw = random.Random(0)
 
     def near(symbol: Any, old: int, reach: int, step: int) -> int | None:

@@ -1,7 +1,7 @@
-"""Slices move up: a slice of a value that a kernel computes becomes the same arithmetic on slices of its operands.
+"""Moves slices up: a slice of a value that a kernel computes becomes the same arithmetic on slices of its operands.
 
-A value that is read whole must lie in memory before it is sliced; a slice of memory costs nothing. So where slices are
-all that keeps a value from living inside a kernel, they move through it, and through what it is made of.
+A computed value must be stored in memory before it is sliced; a slice of memory costs nothing. So if only slices force
+a kernel to store a value, they move through the value, and through the values that it is computed from.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def move_slices_up(graph: Graph, computed: set[Node], levels: Mapping[Node, int]
     """Moves slices through the computed values whose readers would then all be in one kernel with them.
 
     Args:
-        graph: of ATen ops with `val` in each node's meta; it is changed.
-        computed: the nodes that kernels compute; new ones are added, those that nothing reads any more are taken out.
-        levels: of the nodes of a kernel, as `schedule` counts them.
+        graph: a graph of ATen ops with `val` in each node's meta; it is changed.
+        computed: the nodes that kernels compute; new ones are added, those without readers are removed.
+        levels: the levels of nodes, as `schedule` counts them.
     """
     levels = dict(levels)
     waiting = [n for n in graph.nodes if _is_slice(n)]
@@ -54,7 +54,7 @@ def _is_slice(node: Node) -> bool:
 
 
 def _lives_in_kernels(whole: Node, computed: set[Node], levels: Mapping[Node, int]) -> bool:
-    """True if nothing but slices makes a kernel store a value."""
+    """True if only slices force a kernel to store a value."""
     if whole not in computed or not is_elementwise(whole):
         return False
     for user in whole.users:
@@ -67,14 +67,14 @@ def _lives_in_kernels(whole: Node, computed: set[Node], levels: Mapping[Node, in
 
 
 def _reads_each_once(reader: Node, part: Node, computed: set[Node]) -> bool:
-    """True if a kernel reads a slice, and no element of it again and again: one that it broadcasts is better stored."""
+    """True if a kernel reads each element of a slice only once: a slice that it broadcasts is better stored."""
     if reader not in computed:
         return False
     return join_of(reader) is not None or value_of(reader).numel() == value_of(part).numel()
 
 
 def _moved(graph: Graph, part: Node, whole: Node) -> tuple[Node, list[Node]]:
-    """The node that computes a slice from slices, and those."""
+    """The node that computes a slice from slices of operands, and these slices."""
     value = value_of(whole)
     given: Any = part.args[1] if len(part.args) > 1 else part.kwargs.get("dim", 0)
     axis = given % value.dim() - value.dim()

@@ -1,9 +1,10 @@
-"""One program for all sizes of a graph with symbols: numbers that follow from sizes stand in it under names.
+"""One program for all sizes of a graph with symbols: it has names for the numbers that follow from sizes.
 
-Programs hold sizes as numbers. Two are made of one graph, for two sets of sizes in which no two numbers are equal by
-chance: both compute what the graph means for all sizes. Their texts, and how their kernels' operands lie, differ in
-numbers alone, and each pair of numbers has to be the two values of one expression of the symbols, whose name takes
-their place. For the sizes of a call the expressions are evaluated, and kernels whose operands they lay out are planned.
+Programs contain sizes as numbers. Two are made of one graph, for two sets of sizes in which no two numbers are equal by
+chance: both compute the meaning of the graph for all sizes. Their texts, and the layouts of their kernels' operands,
+differ only in numbers. Each pair of numbers must be the two values of one expression of the symbols, whose name
+replaces them. For the sizes of a call, the expressions are evaluated, and the kernels whose operands they lay out are
+planned.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class SizedProgram:
     """A symbolic program, for the sizes of a call.
 
     Attributes:
-        run: takes the arguments out of the list that it is called with.
-        input_strides: of each argument; None of what is no tensor.
+        run: the function of the program; it empties its list of arguments.
+        input_strides: the strides of each argument; None for an argument that is no tensor.
     """
 
     run: Callable[[list[Any]], Any]
@@ -43,12 +44,12 @@ class SizedProgram:
 
 
 class SymbolicProgram:
-    """What two programs of a graph have in common.
+    """The common parts of two programs of a graph, with names for the numbers that differ.
 
     Args:
         module: the graph.
-        symbols: those whose values a call gives, in order.
-        first, second: the programs, of the first two of the sets of sizes that `expressions` was made with.
+        symbols: the symbols whose values a call provides, in order.
+        first, second: the programs for the first two sets of sizes with which `expressions` was made.
 
     Raises:
         NotSymbolicError: they differ in more than sizes.
@@ -84,7 +85,7 @@ class SymbolicProgram:
         """The program for these values of the symbols.
 
         Args:
-            watched: runs instead, where somebody looks on.
+            watched: runs instead if there are watchers.
 
         Raises:
             OpGraphError: a kernel does not run on these sizes; one over no elements, for example.

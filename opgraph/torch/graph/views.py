@@ -1,4 +1,4 @@
-"""Views of a captured graph: nodes that are the memory of other nodes."""
+"""Views of a captured graph: nodes that alias the memory of other nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opgraph.torch.graph.aten import VIEWS, packet, value_of
 aten = torch.ops.aten
 
 
-#: By identity: an overload's own hash is a Python function, and graphs are walked again and again.
+#: By identity: the hash of an overload is a Python function, and graphs are walked many times.
 _VIEWS = frozenset(
     id(getattr(op, name))
     for op in VIEWS
@@ -23,7 +23,7 @@ _VIEWS = frozenset(
 
 
 def is_view(node: Node) -> bool:
-    """True if the node is the memory of the node that it reads."""
+    """True if the node aliases the memory of the node that it reads."""
     if node.op != "call_function":
         return False
     target = node.target
@@ -36,23 +36,23 @@ def is_view(node: Node) -> bool:
     if value is None or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
         return False  # more than a place in memory: torch makes such a view
     if value_of(node.all_input_nodes[0]) is None:
-        return False  # AOTAutograd does not say what random numbers drawn again in backward look like
+        return False  # AOTAutograd has no fake values for random numbers that are drawn again in backward
     if packet(node) is aten.as_strided:
-        # It counts from the beginning of the storage, and no guard says where in its storage an input begins.
+        # Its offset counts from the beginning of the storage, and no guard checks at which offset an input begins.
         base = base_of(node.all_input_nodes[0])
         return base.op != "placeholder" and _lies_in(value, value_of(base))
     return True
 
 
 def _lies_in(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """True if a view, of known sizes, ends where the elements of its base do, or before: else torch raises an error."""
+    """True if a view of known sizes does not end after the elements of its base: else torch raises an error."""
     begin = view.storage_offset() - base.storage_offset()
     numbers = (begin, *view.shape, *view.stride(), *base.shape, *base.stride())
     return all(isinstance(n, int) for n in numbers) and 0 <= begin <= _span(base) - _span(view)
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first one to behind the last one."""
+    """The number of elements from the first one to the last one, inclusive."""
     if 0 in tensor.shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -66,7 +66,7 @@ def base_of(node: Node) -> Node:
 
 
 def is_alias(node: Node) -> bool:
-    """True if a call that is no view may give back memory that it was given, as a view in another dtype does."""
+    """True if a call that is no view may return the memory of an argument, as a view in another dtype does."""
     if node.op != "call_function" or is_view(node):
         return False
     if node.target is operator.getitem:
@@ -82,8 +82,8 @@ def _gives_back(target: Any) -> bool:
 
 
 def owners(node: Node) -> list[Node]:
-    """The nodes in whose memory a value may lie: what its views begin at, and what calls on the way were given that may
-    give it back."""
+    """The nodes whose memory may hold a value: the base of its views, and the arguments of calls on the way that may
+    return an argument's memory."""
     found: dict[Node, None] = {}
     waiting = [node]
     while waiting:
@@ -95,8 +95,8 @@ def owners(node: Node) -> list[Node]:
 
 
 def readers(node: Node) -> list[tuple[Node, Node, bool]]:
-    """What reads the memory of a node, perhaps through views: what it reads, the node or a view of it; the reader; and
-    whether a kernel that makes the node has the elements that are read at hand."""
+    """The readers of the memory of a node, perhaps through views: the node or a view of it that is read; the reader;
+    and True if a kernel that makes the node has the elements that are read available."""
     found = []
     waiting = [(node, user) for user in node.users]
     while waiting:
@@ -109,7 +109,7 @@ def readers(node: Node) -> list[tuple[Node, Node, bool]]:
 
 
 def keeps_elements(node: Node) -> bool:
-    """True if a chain of views broadcasts at most: a kernel that made its base has its elements at hand."""
+    """True if a chain of views at most broadcasts: a kernel that made its base has its elements available."""
     while is_view(node):
         if packet(node) not in (aten.expand, aten.alias, aten.detach):
             return False
