@@ -1,6 +1,6 @@
-"""The private parts of torch's compilers that captured graphs use, each with what stands in where a torch lacks it.
+"""The private parts of torch's compilers that captured graphs use, each with a fallback for versions that lack it.
 
-What calls use of torch, compiled or not, is in `opgraph/runtime/providers/torch_internals.py`.
+The private parts of torch that calls use, compiled or not, are in `opgraph/runtime/providers/torch_internals.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Without a stand-in: how torch writes its ops in smaller ones, in which order of memory, and its nests of arguments.
+# Without a fallback: torch's decompositions, its rules for memory order, and its trees of arguments.
 from torch._decomp import get_decompositions as get_decompositions
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 from torch._prims_common import suggest_memory_format as suggest_memory_format
@@ -29,21 +29,21 @@ from opgraph.runtime.providers.torch_internals import FakeTensor, dispatch_modes
 
 
 def order_in_memory(*operands: torch.Tensor) -> list[int]:
-    """The axes of a result in the order of its memory, the outermost first, as torch's elementwise kernels lay it out.
+    """The axes of a result of torch's elementwise kernels in memory order, the outermost first.
 
     Args:
-        operands: of one shape.
+        operands: tensors of one shape.
     """
     order, _ = compute_elementwise_output_logical_to_physical_perm(*operands)
     return list(order)
 
 
-#: The negative of a tensor, in the same memory: whoever reads it negates what lies there.
+#: The negative of a tensor, in the same memory: reads negate the stored elements.
 neg_view = torch._neg_view
 
 
 def is_wrapped(module: torch.nn.Module) -> bool:
-    """True if torch.compile has made this module."""
+    """True if torch.compile made this module."""
     return isinstance(module, torch._dynamo.OptimizedModule)
 
 
@@ -54,11 +54,11 @@ def import_dynamo() -> None:
 
 
 def aot_backend(**arguments: Any) -> Callable[..., Any]:
-    """AOTAutograd as a backend of torch.compile, without Inductor's modules, which torch's own loads for a log.
+    """AOTAutograd as a backend of torch.compile, without Inductor's modules, which torch's own backend loads for a log.
 
     Args:
         arguments: compilers of forward and backward graphs, the partitioner, decompositions; see
-            `torch._dynamo.backends.common.aot_autograd`, which graphs with lists among their inputs are left to.
+            `torch._dynamo.backends.common.aot_autograd`, which compiles graphs with lists among their inputs.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.utils import counters
@@ -67,11 +67,11 @@ def aot_backend(**arguments: Any) -> Callable[..., Any]:
     def compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         if any(isinstance(given, (list, tuple, dict)) for given in inputs):
             return aot_autograd(**arguments)(graph, inputs)
-        counters["aot_autograd"]["total"] += 1  # by which DDPOptimizer sees that it must make the first, fake call
+        counters["aot_autograd"]["total"] += 1  # by this DDPOptimizer detects that it must make the first, fake call
         return disable(aot_module_simplified(graph, inputs, **{**arguments, "bw_compiler": backward}))
 
     disable: Any = torch.compiler.disable
-    compiler = disable(arguments["bw_compiler"])  # called by backward, where Dynamo may be on
+    compiler = disable(arguments["bw_compiler"])  # called by backward, where Dynamo may be enabled
 
     def backward(*given: Any) -> Any:
         return disable(compiler(*given))
@@ -85,11 +85,11 @@ def min_cut(
     arguments: dict[str, Any],
     **settings: Any,
 ) -> Any:
-    """torch's own split of a joint graph, in which equal calls are one, into forward and backward.
+    """torch's own split of a joint graph, in which equal calls are merged, into forward and backward.
 
     Args:
-        arguments: as AOTAutograd calls a partitioner.
-        settings: as `functorch_settings` takes them.
+        arguments: those with which AOTAutograd calls a partitioner.
+        settings: see `functorch_settings`.
     """
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
@@ -100,15 +100,15 @@ def min_cut(
 def recompute_in_backward(node: torch.fx.Node) -> None:
     """Tags a call for torch's partitioner as activation checkpointing does.
 
-    There each call also has the number of its checkpoint. Some versions of torch compare the numbers of two tagged
-    calls without asking whether there are any; NaN is greater than none.
+    Activation checkpointing also gives each call the number of its checkpoint. Some versions of torch compare the
+    numbers of two tagged calls without a check that they exist; NaN is greater than no number.
     """
     node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
     node.meta.setdefault("ac_graph_id", math.nan)
 
 
 def functorch_settings(**settings: Any) -> AbstractContextManager[Any]:
-    """A context in which AOTAutograd has these settings, of `torch._functorch.config`."""
+    """A context in which AOTAutograd has these settings of `torch._functorch.config`."""
     from torch._functorch import config
 
     patched: AbstractContextManager[Any] = config.patch(**settings)
@@ -116,9 +116,9 @@ def functorch_settings(**settings: Any) -> AbstractContextManager[Any]:
 
 
 def checkpoints_that_draw() -> AbstractContextManager[Any]:
-    """A context in which AOTAutograd takes checkpoints that draw random numbers in graphs without gradients.
+    """A context in which AOTAutograd accepts checkpoints that draw random numbers in graphs without gradients.
 
-    It refuses them (torch 2.13), for it would compute them again in the backward pass that such a graph may hold.
+    It refuses them (torch 2.13), because it would recompute them in a backward pass that such a graph may contain.
     """
     from torch._functorch import config
 
@@ -127,10 +127,10 @@ def checkpoints_that_draw() -> AbstractContextManager[Any]:
 
 
 def keep_saved_tensors() -> None:
-    """Of the graph whose backward is compiled now: no kept tensor is donated to it, so it may run again.
+    """Clears the donated saved tensors of the graph whose backward is compiled now, so that backward may run again.
 
-    AOTAutograd counts what nothing outside sees as donated, for backends that write over it, and refuses to keep a
-    graph (`retain_graph`, `create_graph`) whose backward was compiled by a pass that did not.
+    AOTAutograd declares saved tensors without other references donated, for backends that overwrite them. It refuses to
+    keep a graph (`retain_graph`, `create_graph`) whose backward was compiled by a pass that did not keep it.
     """
     from torch._guards import TracingContext
 
@@ -138,11 +138,11 @@ def keep_saved_tensors() -> None:
     metadata: Any = None if context is None else context.fw_metadata
     donated = getattr(metadata, "bw_donated_idxs", None)
     if donated:
-        donated.clear()  # of a graph of tensor subclasses, a second metadata object has the same list
+        donated.clear()  # in a graph of tensor subclasses, a second metadata object has the same list
 
 
 def refuse_second_derivatives(node: Any, error: Callable[[], Exception]) -> None:
-    """Has the gradients of the node of a compiled graph, as AOTAutograd made it, raise an error where they are
+    """Makes the gradients of a compiled graph's autograd node, as AOTAutograd made it, raise an error when they are
     differentiated."""
     function = node._forward_cls
     differentiable = function._double_backward
@@ -160,26 +160,26 @@ def refuse_second_derivatives(node: Any, error: Callable[[], Exception]) -> None
 
 
 def compiled_node(made: Any) -> Any:
-    """The autograd node of a graph compiled by AOTAutograd: of a tensor that it made, or the node itself; else None."""
+    """The autograd node of a graph compiled by AOTAutograd, for a tensor that it made or for the node; else None."""
     node = getattr(made, "grad_fn", made)
     return node if hasattr(getattr(node, "_forward_cls", None), "_double_backward") else None
 
 
 @contextmanager
 def on_stand_ins(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator[list[Any]]:
-    """While this lasts, torch computes with fake tensors, and nobody's saved-tensor hooks are called.
+    """A context in which torch computes with fake tensors, and no saved-tensor hooks are called.
 
-    Ops run in the forms that Dynamo traces. Of some the C++ form reads sizes as numbers (`F.pad`), which would fix
-    symbols to the sizes of this call. So would fake tensors made from real ones: they are made from Dynamo's own.
+    Ops run in the forms that Dynamo traces. For some ops the C++ form reads sizes as numbers (`F.pad`), which would
+    specialize symbols to the sizes of this call. So would fake tensors made from real ones: Dynamo's are used instead.
 
     Args:
-        graph: of Dynamo.
-        inputs: of the graph, as a backend gets them: real or fake tensors, and sizes.
+        graph: Dynamo's graph.
+        inputs: the inputs of the graph, as a backend receives them: real or fake tensors, and sizes.
 
     Yields: the inputs, with fake tensors for real ones.
 
     Raises:
-        ValueError: nothing says with which fake tensors the graph is compiled.
+        ValueError: there is no fake tensor mode with which the graph is compiled.
     """
     from torch._dispatch.python import enable_python_dispatcher
 
@@ -213,10 +213,10 @@ def compile_part(
 
     Args:
         compile: the backend.
-        part: its placeholders have the names and the meta of the nodes of `whole` that they stand for.
+        part: its placeholders have the names and the meta of the nodes of `whole` that they replace.
         inputs: fake tensors and sizes.
 
-    Returns: the compiled part, and what it returns, as fake tensors with strides, aliases and gradients.
+    Returns: the compiled part, and its results, as fake tensors with strides, aliases and gradients.
     """
     from torch._guards import TracingContext
 
@@ -236,10 +236,10 @@ def compile_part(
 
 
 def with_number(value: Any) -> Any:
-    """A fake tensor of Dynamo's, as one that backends compile with, and the symbol that its `item()` is; other values
-    as they are.
+    """Converts a fake tensor of Dynamo to one with which backends compile, and keeps the symbol of its `item()`;
+    returns other values unchanged.
 
-    AOTAutograd makes such a tensor itself, without the symbol, and fails where the graph reads it: an attribute of a
+    AOTAutograd makes such a tensor without the symbol, and fails if the graph reads the symbol: an attribute of a
     module that is a number and changes from call to call.
     """
     from torch._guards import TracingContext
@@ -254,7 +254,7 @@ def with_number(value: Any) -> Any:
 
 
 def hint(size: Any) -> int:
-    """A size as a number; of a symbolic one the size that it was traced with, without fixing it."""
+    """A size as a number; for a symbolic one the size that it was traced with, without specializing it."""
     if isinstance(size, torch.SymInt):
         known = size.node.hint
         return 4096 if known is None else int(known)
@@ -262,14 +262,14 @@ def hint(size: Any) -> int:
 
 
 def is_nested_size(value: Any) -> bool:
-    """True if a symbolic size stands for the lengths of a nested tensor's rows, and has no number."""
+    """True if a symbolic size represents the lengths of a nested tensor's rows, and has no number."""
     return isinstance(value, torch.SymInt) and value.node.is_nested_int()
 
 
 def has_constant_rows(value: Any) -> bool:
     """True if the number of all rows of a nested tensor, as Dynamo traces it, is a constant.
 
-    It is where the values are a view, and no guard compares it then (torch 2.13).
+    It is a constant if the values are a view, and no guard compares it then (torch 2.13).
     """
     if not (isinstance(value, torch.Tensor) and value.is_nested and hasattr(value, "_ragged_idx")):
         return False
@@ -279,8 +279,8 @@ def has_constant_rows(value: Any) -> bool:
 
 
 def python_text(expression: Any) -> str | None:
-    """An expression of symbolic sizes as one of Python, which reads `math` and `torch`; None where torch cannot print
-    it."""
+    """An expression of symbolic sizes as a Python expression, which reads `math` and `torch`; None if torch cannot
+    print it."""
     from torch.utils._sympy.printers import PythonPrinter
 
     try:
@@ -290,17 +290,17 @@ def python_text(expression: Any) -> str | None:
 
 
 def allows(size: torch.SymInt, sizes: Mapping[Any, int]) -> bool:
-    """True if the ranges of symbols, and the guards that hold no other ones, allow them to have these values.
+    """True if the ranges of symbols, and the guards that contain no other ones, allow them to have these values.
 
     Args:
-        size: any size of the graph; what was found out about its symbols belongs to all of the graph.
+        size: any size of the graph; the ranges and guards of its symbols are those of the whole graph.
         sizes: symbol -> value.
     """
     known = size.node.shape_env
     ranges = [(known.var_to_range.get(symbol), value) for symbol, value in sizes.items()]
     if any(found is not None and not found.lower <= value <= found.upper for found, value in ranges):
         return False
-    # SymPy would simplify what is left of the other guards, which takes minutes where there are many.
+    # SymPy would simplify the rest of the other guards, which takes minutes if there are many.
     own = (guard.expr for guard in known.guards if _symbols(guard.expr) <= sizes.keys())
     try:
         return False not in (expression.xreplace(sizes) for expression in own)  # SymPy's equals Python's
@@ -315,24 +315,24 @@ def _symbols(expression: Any) -> set[Any]:
 
 
 def is_size(size: torch.SymInt) -> bool:
-    """True if a symbolic number follows from the sizes and integers of a call, and from no tensor's values."""
+    """True if a symbolic number depends on the sizes and integers of a call, and on no tensor's values."""
     return size.node.hint is not None
 
 
-#: What Dynamo writes into a graph where the grad mode changes.
+#: The function that Dynamo writes into a graph where the grad mode changes.
 SET_GRAD_ENABLED: Any = getattr(torch._C, "_set_grad_enabled", torch.set_grad_enabled)
 
 
-# -- Dynamo's entry. torch imports Dynamo where it is first named, which takes a second: inside functions.
+# -- Dynamo's entry. torch imports Dynamo at its first use, which takes a second: so the uses are inside functions.
 
 
 def capture_errors() -> tuple[type[BaseException], ...]:
-    """What torch.compile raises where it cannot capture or compile a call."""
+    """The errors that torch.compile raises if it cannot capture or compile a call."""
     return (torch._dynamo.exc.TorchDynamoException,)
 
 
 def compile_lock() -> AbstractContextManager[Any]:
-    """The lock that Dynamo holds while it compiles; one of opgraph's own where this torch has none of that name."""
+    """The lock that Dynamo holds while it compiles; a lock of opgraph if this torch has none of that name."""
     held: AbstractContextManager[Any] = getattr(torch._dynamo.convert_frame, "compile_lock", _LOCK)
     return held
 
@@ -348,7 +348,7 @@ def optimized(
     """torch.compile of a function.
 
     Args:
-        changed: of what Dynamo calls for a frame that it has no code for: what it calls instead.
+        changed: receives Dynamo's callback for frames without compiled code, and returns its replacement.
     """
     context: Any = torch._dynamo.optimize(backend)
     callback = getattr(context, "callback", None)
@@ -357,7 +357,7 @@ def optimized(
     made: Callable[..., Any] = context(function)
     eval_frame: Any = torch._dynamo.eval_frame
     functorch: Any = torch._C._functorch
-    #: Sets what Python calls for the frames of this thread.
+    #: Sets the callback of Python for the frames of this thread.
     enter: Any = getattr(eval_frame, "set_eval_frame", None)
     is_known = hasattr(getattr(eval_frame, "_stance", None), "backend") and hasattr(
         functorch, "pop_dynamic_layer_stack_and_undo_to_depth"
@@ -367,7 +367,7 @@ def optimized(
     has_run = False
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        """Enters Dynamo without torch.compile's wrapper, which takes 9 us, where that has nothing to decide."""
+        """Enters Dynamo without torch.compile's wrapper, which takes 9 us, if the wrapper has nothing to decide."""
         nonlocal has_run
         stance = eval_frame._stance
         if not has_run or stance.stance != "default" or stance.backend is not None or dispatch_modes():
@@ -386,8 +386,8 @@ def optimized(
     return run
 
 
-#: Guards that Dynamo leaves out unless they are asked for: on hooks of submodules; that parameters and buffers which
-#: were different tensors still are; and, in torch 2.11, whether a parameter requires a gradient.
+#: Guards that Dynamo omits by default: on hooks of submodules; that parameters and buffers which were different tensors
+#: still are; and, in torch 2.11, on `requires_grad` of parameters.
 _GUARDS = (
     "skip_nnmodule_hook_guards", "skip_no_tensor_aliasing_guards_on_parameters",
     "skip_tensor_guards_with_matching_dict_tags",
@@ -395,11 +395,11 @@ _GUARDS = (
 
 
 def with_all_guards() -> AbstractContextManager[Any]:
-    """A context in which Dynamo compiles with the guards that it would leave out.
+    """A context in which Dynamo compiles with the guards that it would omit.
 
-    Afterwards it drops its weak references to parameters, as it does for backends that it has names for:
-    `torch.utils.swap_tensors` refuses a tensor that has one. It leaves a graph whole where DistributedDataParallel has
-    buckets smaller than its first one is by default: torch's DDPOptimizer, which would cut the graph, refuses those.
+    Afterwards Dynamo drops its weak references to parameters, as it does for backends that it has names for:
+    `torch.utils.swap_tensors` refuses a tensor that has one. Dynamo does not cut a graph if DistributedDataParallel has
+    buckets smaller than the default size of its first one: torch's DDPOptimizer, which would cut it, refuses those.
     """
     active = getattr(torch.nn.parallel.DistributedDataParallel, "_get_active_ddp_module", lambda: None)()
     first = getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 0)
@@ -412,13 +412,13 @@ def with_all_guards() -> AbstractContextManager[Any]:
 
 
 def run_frame(error: BaseException) -> Any:
-    """What a callback of Dynamo returns so that Python runs a frame, and all that it calls, at this call.
+    """The value that a callback of Dynamo returns so that Python runs a frame, and all frames below it, at this call.
 
     Args:
-        error: with which the capture of the frame ended. None is returned where the frame cannot run as it is.
+        error: the error of the frame's capture. If the frame cannot run as it is, None is returned.
     """
     types: Any = torch._dynamo.types
-    # Raised where a frame that goes on behind a graph break cannot run as it is.
+    # Raised if a frame that continues after a graph break cannot run as it is.
     behind_a_break: Any = getattr(torch._dynamo.exc, "ResumePrologueTracingError", ())
     is_known = all(hasattr(types, name) for name in ("ConvertFrameReturn", "FrameAction", "FrameExecStrategy"))
     if not is_known or isinstance(error, behind_a_break):
@@ -428,14 +428,17 @@ def run_frame(error: BaseException) -> Any:
 
 
 def has_code(found: Any) -> bool:
-    """True if what Dynamo's callback returned for a frame has code for this call, and for others like it."""
+    """True if the value that Dynamo's callback returned for a frame has code for this call, and for similar ones."""
     return getattr(found, "guarded_code", None) is not None
 
 
 def reached_limit(found: Any) -> str:
-    """Of what Dynamo's callback returned for a frame: "" unless the frame had been compiled as often as Dynamo allows.
+    """A text if a frame was compiled as often as Dynamo allows; else "".
 
-    Returns: how often, and in what the last call differed from the one before it.
+    Args:
+        found: the value that Dynamo's callback returned for the frame.
+
+    Returns: the number of compilations, and the difference between the last call and the one before it.
     """
     types: Any = torch._dynamo.types
     action = getattr(getattr(found, "frame_exec_strategy", None), "cur_action", None)
@@ -449,19 +452,20 @@ def reached_limit(found: Any) -> str:
 
 
 def run_as_written(reason: str) -> BaseException:
-    """What a backend raises so that Dynamo runs the Python function that it captured, and captures what that calls."""
+    """The error that a backend raises so that Dynamo runs the captured function in Python, and captures its callees."""
     return torch._dynamo.exc.SkipFrame(reason)
 
 
-# -- Dynamo: branches on parameters. Where a torch lacks one of these parts, such a branch ends the graph, as it does
-# -- under other backends.
+# -- Dynamo: branches on parameters. If a torch lacks one of these parts, such a branch ends the graph, as it does under
+# -- other backends.
 
 
 def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
-    """Asks `outcome` before each conditional jump on a tensor in a traced frame.
+    """Calls `outcome` before each conditional jump on a tensor in a traced frame.
 
     Args:
-        outcome: of Dynamo's translator and the tensor's node: the truth value to go on with; None: leave it to Dynamo.
+        outcome: called with Dynamo's translator and the tensor's node; returns the truth value to continue with, or
+            None to leave the jump to Dynamo.
     """
     try:
         from torch._dynamo import symbolic_convert
@@ -498,12 +502,12 @@ def before_jumps(outcome: Callable[[Any, torch.fx.Node], bool | None]) -> None:
 
 
 def guard_methods(is_ours: Callable[[Any], bool]) -> None:
-    """Adds the guard on a method of tensors that is a value, as in `self.act = torch.Tensor.relu`; called once.
+    """Adds a guard on a method of tensors that is a value, as in `self.act = torch.Tensor.relu`; called once.
 
-    Dynamo leaves it out (torch 2.13): what it compiled with one method then runs where the value is another one.
+    Dynamo omits it (torch 2.13): code that it compiled with one method then also runs if the value is another one.
 
     Args:
-        is_ours: whether a backend is opgraph's; others compile as before.
+        is_ours: returns True for opgraph's backends; others compile as before.
     """
     try:
         from torch._dynamo.guards import GuardBuilder, install_guard
@@ -534,7 +538,7 @@ def backend_of(output: Any) -> Any:
 
 
 def parameter_of(placeholder: torch.fx.Node) -> tuple[torch.Tensor, str] | None:
-    """The parameter or buffer that an input of Dynamo's graph is, and how Python reaches it; None for other inputs."""
+    """The parameter or buffer of an input of Dynamo's graph, and its Python expression; None for other inputs."""
     given: Any = placeholder.meta.get("grapharg")
     source = getattr(given, "source", None)
     if source is None:
@@ -552,27 +556,27 @@ def is_random_number(placeholder: torch.fx.Node) -> bool:
     return isinstance(getattr(placeholder.meta.get("grapharg"), "source", None), RandomValueSource)
 
 
-#: In a node's `meta`: a tensor that has the memory of the node's value, where its example has another one.
+#: In a node's `meta`: a tensor that has the memory of the node's value, if its example has other memory.
 MEMORY = "opgraph_memory"
 
 
 def memory_of(node: torch.fx.Node) -> int | None:
-    """What is equal for values of Dynamo's graph that share memory; None for what is no tensor."""
+    """A key that is equal for values of Dynamo's graph that share memory; None for values that are no tensors."""
     return storage_key(node.meta.get(MEMORY, node.meta.get("example_value")))
 
 
 def storage_key(value: Any) -> int | None:
-    """What is equal for tensors that share memory; None for what has no storage of its own, or is no tensor."""
+    """A key that is equal for tensors that share memory; None for tensors without own storage, and other values."""
     if not isinstance(value, torch.Tensor) or torch._C._functorch.is_functorch_wrapped_tensor(value):
         return None
     return value.untyped_storage()._cdata if value.layout is torch.strided else None
 
 
 def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any], bool]]]) -> None:
-    """Adds a guard to what a translator of Dynamo compiles.
+    """Adds a guard to the code that a translator of Dynamo compiles.
 
     Args:
-        make: called when the graph is complete: Python expressions of values, and a check of these values.
+        make: called when the graph is complete; returns Python expressions of values, and a check of these values.
     """
     from torch._dynamo.guards import _get_closure_vars
     from torch._dynamo.source import GlobalStateSource
@@ -590,11 +594,11 @@ def add_guard(translator: Any, make: Callable[[], tuple[list[str], Callable[[Any
 
 
 def inputs_written_afterwards(joint: torch.fx.Graph, places: Container[int]) -> list[torch.fx.Node]:
-    """The inputs of a joint graph that are written to when the forward has run: by AOTAutograd, as its results are
-    described, or by a later graph.
+    """The inputs of a joint graph that are written to after the forward: by AOTAutograd, according to the descriptions
+    of its results, or by a later graph.
 
     Args:
-        places: of inputs of Dynamo's graph that a later one writes to.
+        places: the places of inputs of Dynamo's graph to which a later graph writes.
     """
     described = joint.output_node().meta.get("desc") or []
     written = {getattr(d, "mutated_input", None) for d in described} - {None}
@@ -603,13 +607,13 @@ def inputs_written_afterwards(joint: torch.fx.Graph, places: Container[int]) -> 
 
 
 def saved_outputs(output: torch.fx.Node) -> list[bool]:
-    """For each output of a forward graph, whether it is kept for backward."""
+    """For each output of a forward graph: True if it is saved for backward."""
     described = output.meta.get("desc") or []
     return ["SavedForBackwards" in type(d).__name__ for d in described]
 
 
 def graph_break_reasons() -> list[Any]:
-    """Where Dynamo notes its graph breaks."""
+    """The list in which Dynamo records its graph breaks."""
     noted: list[Any] = getattr(torch._dynamo.utils, "graph_break_reasons", [])
     return noted
 
@@ -617,7 +621,7 @@ def graph_break_reasons() -> list[Any]:
 def log_writers() -> list[tuple[Any, str, Any, list[Any]]]:
     """Functions of torch that write texts for logs, without those that this torch does not have.
 
-    Returns: of each its module, its name, what it returns where there is nothing to write, and the logs.
+    Returns: for each its module, its name, the value that it returns if there is nothing to write, and the logs.
     """
     from torch._dynamo import output_graph, symbolic_convert
     from torch._functorch._aot_autograd import graph_compile
@@ -636,7 +640,7 @@ def log_writers() -> list[tuple[Any, str, Any, list[Any]]]:
 
 
 def backend_named(name: str) -> Callable[..., Any]:
-    """A backend of torch.compile."""
+    """The backend of torch.compile with this name."""
     from torch._dynamo import lookup_backend
 
     found: Callable[..., Any] = lookup_backend(name)
