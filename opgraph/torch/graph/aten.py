@@ -1,7 +1,7 @@
 """Selects the ATen nodes that opgraph computes, and translates them into ops of a Graph.
 
 Pointwise ops are looked up by name in the table for traced functions (`opgraph.torch.tracing.calls`). This module adds
-the ops of captured graphs alone: casts, fills, reductions, joins (`axis_splits`), and derivatives of activations.
+ops that only captured graphs have: casts, fills, reductions, joins (`axis_splits`), and derivatives of activations.
 """
 
 from __future__ import annotations

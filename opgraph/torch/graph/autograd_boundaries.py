@@ -93,7 +93,7 @@ def written_later(part: GraphModule) -> set[int]:
 
 
 def _write_numbers(graph: GraphModule) -> None:
-    """Replaces the calls of numbers by these numbers, if they follow from numbers alone, such as attributes of modules
+    """Replaces calls by the numbers that they return, if these follow from numbers alone, such as attributes of modules
     that each call changes, or are sizes that guards fix to one number. AOTAutograd fails on a part that returns one."""
     numbers: dict[Node, Any] = {}
 

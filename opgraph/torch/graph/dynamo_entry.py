@@ -45,7 +45,7 @@ def compiled(
 
     Dynamo stores compiled code, the number of compilations, and the sizes that differed, by the code object and its
     place in a file. So a copy of the function's code, with its own place, runs. Its guards detect hooks that are added
-    to a submodule later, parameters that become one, and parameters that are frozen.
+    to a submodule later, separate parameters that become one, and parameters that are frozen.
 
     Args:
         call: the function.

@@ -241,7 +241,7 @@ _DROPOUTS = frozenset(
 
 
 def remove_idle_dropout(graph: GraphModule) -> None:
-    """Removes dropout that drops nothing from a graph: its result is its argument, of which AOTAutograd makes a copy.
+    """Removes dropout that drops nothing from a graph: its result is its argument, but AOTAutograd makes a copy.
 
     A write into the result, which is a write into the argument in eager torch, would be lost. Views of the copy become
     views of the argument.

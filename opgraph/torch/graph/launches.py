@@ -123,7 +123,7 @@ def structure_of(group: Group) -> tuple[Any, tuple[str, ...]]:
     read: dict[Node, int] = {}
 
     def looks(node: Node) -> Any:
-        """The value that a node is, or of which it is a view, and its layout there."""
+        """The base of a node, as a number, and the node's layout in it."""
         base, place = base_of(node), place_of(node)
         where = own[base] if base in own else -1 - read.setdefault(base, len(read))
         return where, place.offset, place.size, place.stride, place.dtype, value_of(node).device
@@ -197,5 +197,5 @@ def _launches(group: Group, prefix: str, target: Target, rounding: str) -> list[
 
 
 def _sizes(tensor: LogicalTensor) -> tuple[int, ...]:
-    """The sizes of a tensor of a group, all of which are known."""
+    """The sizes of a tensor of a group; all are known."""
     return tuple(int(d) for d in tensor.dims or ())  # type: ignore[arg-type]

@@ -75,7 +75,7 @@ def partitioner(memory: Memory, written_later: Container[int] = ()) -> Callable[
         written_later: the places of inputs that another graph writes to before backward.
 
     Raises:
-        InvalidArguments: none of these.
+        InvalidArguments: `memory` is none of these.
     """
     check_memory(memory)
 

@@ -365,7 +365,7 @@ class BranchCheck:
         given = [p.detach() for p in parameters]
         try:
             traced = make_fx(self._conditions, tracing_mode="fake")(*given)
-        except RuntimeError:  # an index that is a value: fake tensors have none
+        except RuntimeError:  # an index that is a value: fake tensors have no values
             self._is_compiled = False
             return None
         made = Program(traced)

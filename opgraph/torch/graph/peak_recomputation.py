@@ -20,7 +20,7 @@ from opgraph.torch.graph.min_cut import PARAMETER
 from opgraph.torch.graph.selections import compared_values
 from opgraph.torch.graph.views import base_of, is_view, keeps_elements, readers
 
-#: Values smaller than this are held.
+#: Values of fewer bytes than this are held.
 SMALLEST = 2**20
 #: The most tensors that a value is computed from: holding the value takes a write and a read, three accesses to memory.
 _MOST_SOURCES = 2

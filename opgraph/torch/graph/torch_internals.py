@@ -527,7 +527,7 @@ def guard_methods(is_ours: Callable[[Any], bool]) -> None:
 
 
 def backend_of(output: Any) -> Any:
-    """The backend function that a graph of Dynamo is for."""
+    """The backend function of a graph of Dynamo."""
     backend = output.compiler_fn
     splitter = getattr(backend, "__self__", None)  # DDPOptimizer cuts a graph where buckets of gradients end
     backend = getattr(splitter, "backend_compile_fn", backend)

@@ -34,7 +34,7 @@ def is_view(node: Node) -> bool:
         return False
     value = value_of(node)
     if value is None or (isinstance(value, torch.Tensor) and (value.is_neg() or value.is_conj())):
-        return False  # more than a place in memory: torch makes such a view
+        return False  # such a view is more than a place in memory: torch makes it
     if value_of(node.all_input_nodes[0]) is None:
         return False  # AOTAutograd has no fake values for random numbers that are drawn again in backward
     if packet(node) is aten.as_strided:
