@@ -134,7 +134,7 @@ def _views_of_no_grad(graph: Graph) -> set[int]:
 
 def with_views_of_no_grad(graph: GraphModule, compile: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
     """Compiles a graph of Dynamo, and detaches its results that are views made while no gradients were recorded:
-    AOTAutograd makes these again, and records that. As in eager torch, they still require a gradient."""
+    AOTAutograd makes these again, and records that. Their `requires_grad` is that of eager torch."""
     output: Any = graph.graph.output_node()
     places = _views_of_no_grad(graph.graph)
     seen: set[int] = set()
