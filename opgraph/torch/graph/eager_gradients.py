@@ -216,7 +216,7 @@ class _Backward:
         tensors = [i for i, a in enumerate(args) if _is_tensor(a)]
         runs_again = runs_again and all(type(args[i]) in _PLAIN for i in tensors)
         self._runs_again = runs_again and -1 not in self._inputs
-        #: The arguments that are stored for each call: all of them, or those with gradients that may be non-leaves.
+        #: The arguments that are stored for each call: all of them, or only those that can be non-leaf tensors.
         self._followed = list(range(len(args)))
         if not self._runs_again:
             gradients = [i for i in tensors if args[i].requires_grad]
@@ -235,7 +235,7 @@ class _Backward:
         node.opgraph_versions = _versions(args) if self._runs_again else 0
 
     def __call__(self, ctx: Any, *given: Any) -> Any:
-        """Is `backward` of an autograd function; newer torch passes all gradients in one list."""
+        """Implements `backward` of an autograd function; newer torch passes all gradients in one list."""
         if self._is_compiled:
             results = self._run(ctx, *given)
         else:

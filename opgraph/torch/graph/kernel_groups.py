@@ -61,7 +61,7 @@ class Group:
 
 
 def columns_of(group: Group) -> set[Node]:
-    """The sums of a group that one pass over its loop computes with everything else, because nothing depends on them.
+    """The sums of a group that one pass over its loop computes with everything else, which depends on none of them.
 
     If a loop has no rows, and computes nothing but sums along the same axes, they are reductions, which may walk
     columns one after the other.

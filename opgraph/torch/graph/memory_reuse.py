@@ -109,7 +109,7 @@ def reuse_memory(steps: Sequence[Step], own: Mapping[str, Place], lasting: Colle
 
 
 def _are_alike(own: Place, wanted: Place) -> bool:
-    """True if a tensor takes the memory of another one, all of it, perhaps in other axes."""
+    """True if a tensor can take the whole memory of another one, perhaps with other axes."""
     if replace(own, name=wanted.name) == wanted:
         return True
     are_whole = own.offset == wanted.offset == 0 and _is_dense(own) and _is_dense(wanted)

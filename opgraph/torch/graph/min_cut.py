@@ -193,7 +193,7 @@ def reading_what_is_written(joint: Graph, written_later: Container[int]) -> set[
 
 
 def clones_of_inputs(joint: Graph) -> set[Node]:
-    """The calls of `clone()` on inputs: programs copy inputs that they write to before backward, as a queue of keys."""
+    """The calls of `clone()` on inputs: programs copy inputs that they overwrite before backward (a queue of keys)."""
     nodes = joint.find_nodes(op="call_function", target=aten.clone.default)
     given = {n: base_of(n.args[0]) for n in nodes if not n.kwargs}
     return {n for n, base in given.items() if base.op == "placeholder" and "tangents" not in str(base.target)}

@@ -128,7 +128,7 @@ class Branches:
         return [source for _, source in known], check
 
     def _conditions(self) -> GraphModule:
-        """A module that computes from the parameters if all branches keep their directions."""
+        """A module of the parameters that returns True if all branches keep their directions."""
         graph, copied = Graph(), dict[Node, Node]()
         graph.graph_copy(self._graph, copied)
         agree: Node | None = None
