@@ -165,7 +165,7 @@ def _chain(node: Node, lives: Lives, computed: Collection[Node], until: int) -> 
         chain.add(link)
         if not is_elementwise(link) and not is_fill(link):
             return None
-        length += 2 * bytes_of(link) >= bytes_of(node)  # values of few elements, such as parameters, cost nothing
+        length += 2 * bytes_of(link) >= bytes_of(node)  # values of few elements, as those of parameters, cost nothing
         if length > _LONGEST:
             return None
         for read in link.all_input_nodes:
