@@ -339,8 +339,8 @@ def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callab
 def _backward_of(
     module: GraphModule, make: Callable[[GraphModule], Program | SizedPrograms], captured: Captured
 ) -> Callable[[list[Any]], Any]:
-    """A backward graph that accepts all arguments that autograd may pass; a pass with undefined gradients has its own
-    program.
+    """Returns a backward function that accepts all arguments that autograd may pass. It compiles one program for each
+    set of undefined gradients.
 
     A program takes addresses, and contains strides as numbers. Under a transform of torch.func, and in
     `autograd.grad(is_grads_batched=True)`, a tensor may represent a batch and have no address, and under
@@ -353,7 +353,7 @@ def _backward_of(
     programs: dict[tuple[int, ...], Program | SizedPrograms] = {}
 
     def backward(args: list[Any]) -> Any:
-        with without_autocast():  # as AOTAutograd traced it; the caller may have entered autocast since
+        with without_autocast():  # AOTAutograd traced it without autocast, which the caller may have entered since
             missing = tuple(place for place in given_gradients if is_undefined(args[place]))
             program = programs.get(missing)
             if program is None:

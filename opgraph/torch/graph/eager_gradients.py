@@ -40,7 +40,7 @@ ALL = -1
 
 
 def records_gradients(graph: Graph) -> bool:
-    """True if autograd records at least a part of a graph: its caller enables gradients, or the graph does."""
+    """True if autograd records at least a part of a graph: gradients are enabled now, or the graph enables them."""
     modes = graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED)
     return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
 
@@ -203,7 +203,7 @@ class _Backward:
         self._may_depend_on_inputs = may_depend_on_inputs
         self.function = function = node._forward_cls
         self._again = as_written(graph)
-        #: The backward of a custom autograd function, which need not be linear, takes real zeros.
+        #: The backward of a custom autograd function may be nonlinear, and therefore receives real zeros.
         self._zeros = _zeros if _hides_backward(graph) else undefined
         self._backward: Callable[..., Any] = function.backward
         #: For each output of the node, the inputs on which the values read from it depend.
@@ -295,7 +295,7 @@ class _Backward:
         return self._refusing(ctx, results) if torch.is_grad_enabled() and self._may_depend_on_inputs() else results
 
     def _differentiable(self, ctx: Any, args: Sequence[Any], gradients: Sequence[Any]) -> Sequence[Any]:
-        """The gradients of the graph, which runs again on these arguments."""
+        """Runs the graph again on these arguments, and returns its gradients."""
         wanted = {id(args[place]) for place in self._inputs}
         views = {id(a): a for a in args}
         for a in args:

@@ -69,9 +69,8 @@ _WRONG = frozenset(("multilabel_margin_loss",))
 
 
 def as_written(graph: GraphModule) -> Callable[..., Any]:
-    """A function that runs a graph of Dynamo as it is. An error leaves gradients and autocast on or off as they were.
-
-    The graph has calls that turn them on and off, and no `finally`.
+    """Returns a function that runs a graph of Dynamo as it is. After an error, it restores the modes of gradients and
+    autocast, because the graph has calls that change them, but no `finally`.
     """
     modes = {n.target for n in graph.graph.nodes if n.op == "call_function"}
     if not any(m is SET_GRAD_ENABLED or getattr(m, "__name__", "") == "_enter_autocast" for m in modes):
@@ -80,7 +79,7 @@ def as_written(graph: GraphModule) -> Callable[..., Any]:
 
 
 def with_modes_restored(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which leaves gradients and autocast on or off as they were where it raises an error."""
+    """Returns the function, extended to restore the modes of gradients and autocast if it raises an error."""
 
     def run(*args: Any) -> Any:
         gradients, nesting = torch.is_grad_enabled(), _autocast_nesting()
@@ -102,7 +101,7 @@ def with_modes_restored(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _autocast_nesting() -> int:
-    """The number of autocast contexts that are entered."""
+    """The number of nested autocast contexts that are active."""
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
 
@@ -249,7 +248,7 @@ def remove_idle_dropout(graph: GraphModule) -> None:
     moved: dict[int | None, Any] = {}  # the memory of a copy -> the value that holds the argument's memory
     for node in [n for n in graph.graph.nodes if n.target in _DROPOUTS]:
         given = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
-        given.setdefault("training", given.get("train", True))  # as the ops name it
+        given.setdefault("training", given.get("train", True))  # the ops call it `train`
         if given["training"] is False or given.get("p", 0.5) == 0:
             source = given["input"]
             moved[memory_of(node)] = moved.get(memory_of(source), source.meta.get("example_value"))

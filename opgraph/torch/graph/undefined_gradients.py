@@ -1,9 +1,9 @@
 """Backward graphs of passes in which some results have no gradient.
 
-AOTAutograd's backward takes a gradient of each result, and zeros where autograd has none. Zeros take as much time as
-other gradients, and zero times an infinite derivative is NaN: of a model that returns `f(x)` and `sqrt(x)`, a pass that
-starts from `f(x)` alone would have the gradient NaN where x is 0. So such a pass has a graph of its own, without all
-that is computed from these gradients alone.
+AOTAutograd's backward takes a gradient of each result, and zeros if autograd has none. Zeros take as much time as
+other gradients, and zero times an infinite derivative is NaN. For example, if a model returns `f(x)` and `sqrt(x)`, the
+gradient of a pass that starts from `f(x)` alone would be NaN where x is 0. So such a pass has its own graph, which
+omits all values that are computed from the undefined gradients alone.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch.fx import Graph, GraphModule, Node
 
 from opgraph.torch.graph.aten import value_of
 
-#: The attribute of zeros that stand for a gradient that autograd does not have.
+#: The attribute that marks zeros as an undefined gradient.
 _MARK = "opgraph_undefined"
 
 
 def undefined(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros for a gradient that autograd does not have."""
+    """Returns marked zeros for an undefined gradient, which autograd passes as None."""
     zeros = torch.zeros(shape, dtype=dtype, device=device)
     setattr(zeros, _MARK, True)
     return zeros
 
 
 def is_undefined(value: object) -> bool:
-    """True for what `undefined` returned; a copy of it, in another layout, is a gradient of zeros."""
+    """True for a tensor that `undefined` returned. Its copy in another layout is an ordinary gradient of zeros."""
     return hasattr(value, _MARK)
 
 
@@ -38,10 +38,11 @@ def gradients_of_results(module: GraphModule) -> list[int]:
 
 
 def without_gradients(module: GraphModule, missing: Collection[int]) -> GraphModule:
-    """A backward graph in which these inputs are undefined; a gradient that follows from them alone is None.
+    """Returns a backward graph in which these inputs are undefined; gradients computed from them alone are None.
 
-    A backward graph is linear in the gradients that it takes, so what is computed from undefined ones alone is
-    undefined, too, and a sum is its other part. Other calls of defined and undefined values compute with zeros.
+    A backward graph is linear in the gradients that it takes. So a value that is computed from undefined gradients
+    alone is undefined too, and the sum of an undefined and a defined value is the defined value. Other calls with
+    defined and undefined values compute with zeros.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -71,7 +72,7 @@ def without_gradients(module: GraphModule, missing: Collection[int]) -> GraphMod
 
 
 def _is_alike(node: Node, other: Node) -> bool:
-    """True if two values have one shape and dtype."""
+    """True if two values are tensors with the same shape and dtype."""
     value, peer = value_of(node), value_of(other)
     is_tensors = isinstance(value, torch.Tensor) and isinstance(peer, torch.Tensor)
-    return is_tensors and value.dtype == peer.dtype and str(value.shape) == str(peer.shape)  # no guards on symbols
+    return is_tensors and value.dtype == peer.dtype and str(value.shape) == str(peer.shape)  # adds no guards on symbols
