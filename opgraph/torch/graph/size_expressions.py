@@ -79,7 +79,7 @@ class Expressions:
             other = repr(values[0]) if is_fixed else known.setdefault(tuple(values), text)
             if other != text and any(str(symbol) in text for symbol in symbols):
                 self._equal.append(f"({other}) == ({text})")
-        for numbers in filter(is_symbolic, _parts(module)):
+        for numbers in filter(_has_symbolic, _parts(module)):
             self._equal += self._blocks([self._text_of(number) for number in numbers])
 
     def _blocks(self, texts: Sequence[str | None]) -> list[str]:
@@ -209,7 +209,7 @@ class Expressions:
             yield from (found for number in numbers if (found := text(number)) is not None)
 
 
-def is_symbolic(numbers: Iterable[Any]) -> bool:
+def _has_symbolic(numbers: Iterable[Any]) -> bool:
     """True if one of these numbers is symbolic."""
     return any(isinstance(number, SYMBOLIC) for number in numbers)
 
