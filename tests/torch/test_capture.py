@@ -1424,7 +1424,13 @@ def transposed_in_place(self, x):
     return value * value.size(0)
 
 
-@pytest.mark.parametrize("forward", [unsqueezed_in_place, transposed_in_place])
+def a_shape_that_only_python_reads(self, x):
+    value = torch.sin(x)
+    value.unsqueeze_(0)
+    return x * value.dim()
+
+
+@pytest.mark.parametrize("forward", [unsqueezed_in_place, transposed_in_place, a_shape_that_only_python_reads])
 def test_a_shape_that_changes_in_place_is_seen(forward) -> None:
     """Dynamo gives Python code the tensor's old shape."""
     model = type("Model", (Writer,), {"forward": forward})()
@@ -1495,6 +1501,25 @@ def test_arguments_that_share_memory_are_written_where_each_call_has_them(first:
             torch.testing.assert_close([got, memory], [wanted, other], msg=place)
 
 
+@pytest.mark.parametrize("is_written", ["buffer", "argument"])
+def test_an_argument_may_be_a_view_of_a_buffer(is_written: str) -> None:
+    class Cache(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("memory", torch.zeros(4, 3))
+
+        def forward(self, x):
+            (self.memory if is_written == "buffer" else x).add_(1)
+            return x * 2 + self.memory[:2]
+
+    plain, fused = Cache(), ogt.fuse(Cache())
+    for own in (False, True, False, True):
+        for model in (plain, fused):
+            model.memory.zero_()
+        got, wanted = (model(model.memory[:2] if own else torch.ones(2, 3)) for model in (fused, plain))
+        torch.testing.assert_close([got, fused.memory], [wanted, plain.memory])
+
+
 def test_parts_of_one_memory_that_do_not_overlap_are_fused() -> None:
     """Example: the caches of several layers, one of which is written."""
 
@@ -1528,13 +1553,22 @@ def dropout_that_drops_nothing(self, x):
     return value * self.w
 
 
+def torchs_own_dropout_that_drops_nothing(self, x):
+    value = torch.sin(x)
+    torch.dropout(value, 0.3, self.training).mul_(2)
+    torch.ops.aten.dropout(value, 0.0, True).add_(1)
+    return value * self.w
+
+
 def a_counter_beside_a_write(self, x):
     x.clamp_(-1, 1)
     self.number += 1
     return torch.sin(x) * self.w
 
 
-@pytest.mark.parametrize("forward", [dropout_that_drops_nothing, a_counter_beside_a_write])
+@pytest.mark.parametrize(
+    "forward", [dropout_that_drops_nothing, torchs_own_dropout_that_drops_nothing, a_counter_beside_a_write]
+)
 def test_tensors_that_are_one_in_eager_torch_are_one(forward) -> None:
     """AOTAutograd copies what F.dropout returns, and returns the counter in place of the result."""
     found = []

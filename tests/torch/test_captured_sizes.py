@@ -280,6 +280,43 @@ def test_a_growing_cache_needs_no_further_programs(programs):
     assert counts == [1, *[3] * 11]  # one for fixed sizes, two for all sizes
 
 
+def half_written(x):
+    half = x.shape[0] // 2
+    y = x * 3
+    y[:half] = torch.sigmoid(x[:half])
+    return y * 2
+
+
+def last_half_written(x):
+    half = x.shape[0] // 2
+    y = x * 3
+    y[half:] = torch.sigmoid(x[half:])
+    return y * 2
+
+
+def third_padded(x):
+    n = x.shape[0]
+    return F.pad(x[: n // 3].sin(), (0, 0, n // 3, n - 2 * (n // 3))) * x
+
+
+@pytest.mark.parametrize("function", [half_written, last_half_written, third_padded])
+@pytest.mark.parametrize("sizes", [(12, 4, 6, 5, 7), (8, 6, 9, 7, 8, 11)], ids=str)
+@pytest.mark.parametrize("width", [3, 5, 7])
+def test_a_part_that_fills_half_of_an_axis_for_even_sizes_alone(function, sizes, width):
+    """In the two programs that the one for all sizes is made of, the part may fill a whole number of blocks."""
+    torch._dynamo.reset()
+    fused = torch.compile(function, backend="opgraph")
+    for size in sizes:
+        for grad in (False, True):
+            x, y = (torch.linspace(-1, 1, size * width).view(size, width).requires_grad_(grad) for _ in range(2))
+            got, wanted = fused(x), function(y)
+            torch.testing.assert_close(got, wanted)
+            if grad:
+                got.sum().backward()
+                wanted.sum().backward()
+                torch.testing.assert_close(x.grad, y.grad)
+
+
 def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_again(programs):
     plain, fused = Tokens(), ogt.fuse(Tokens())
     fused.load_state_dict(plain.state_dict())

@@ -395,3 +395,83 @@ def test_a_gradient_that_is_the_same_for_all_inputs_may_be_differentiated():
     assert slope.requires_grad or torch.__version__ < (2, 13)  # in 2.11 as in eager torch
     if slope.requires_grad:
         assert torch.autograd.grad(slope.sum(), x, allow_unused=True) == (None,)
+
+
+class Heads(nn.Module):
+    """Results of which each reads other parameters, and one that is detached."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        return h, x @ self.b.weight, h.detach().mean()
+
+
+def test_a_result_that_a_gradient_does_not_come_from_leaves_gradients_undefined():
+    found = []
+    for model in (Heads(), ogt.fuse(Heads())):
+        x = torch.ones(2, 3, requires_grad=True)
+        (slope,) = torch.autograd.grad(model(x)[0].sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        assert model.b.weight.grad is None
+        found.append([slope, x.grad, model.a.weight.grad])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("frozen", ["parameters", "nothing"])
+def test_parameters_may_be_frozen_between_forward_and_backward(frozen):
+    found = []
+    for model in (network(), ogt.fuse(network())):
+        x = torch.full((2, 3), 0.5, requires_grad=True)
+        y = model(x).sum()
+        model.requires_grad_(frozen == "nothing")
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+        slope.square().sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_a_graph_runs_again_without_the_callers_autocast():
+    class Steep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.w = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x):
+            return torch.sin(100 * (x @ self.w)) + x
+
+    found = []
+    for model in (Steep(), ogt.fuse(Steep())):
+        x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+        y = model(x).sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(torch.autograd.grad(y, x, create_graph=True)[0])
+    torch.testing.assert_close(*found, rtol=0.02, atol=1.0)  # eager's products are in bf16
+
+
+def test_an_argument_that_is_gone_stands_for_the_leaves_behind_it():
+    """Backward may start at gradients of the leaves alone, which no parameter of the model leads to."""
+    before, model = nn.Linear(3, 3), ogt.fuse(nn.Sequential(nn.Tanh(), nn.Linear(3, 1, bias=False)))
+    (slope,) = torch.autograd.grad(model(before(torch.ones(4, 3))).sum(), model[1].weight, create_graph=True)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        torch.autograd.grad(slope.square().sum(), list(before.parameters()))
+
+
+def test_a_graph_that_only_writes_into_an_input_says_so():
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3, 3))
+
+        def forward(self, h, x):
+            h.add_(torch.tanh(x) @ self.w)
+
+    model, h, x = ogt.fuse(Adds()), torch.zeros(2, 3), torch.ones(2, 3, requires_grad=True)
+    model(h, x)
+    (slope,) = torch.autograd.grad(h.sum(), model.w, create_graph=True)
+    with pytest.raises(Unimplemented, match="first derivatives alone"):
+        torch.autograd.grad(slope.square().sum(), x)

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import nn  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
+from opgraph.torch.graph.backend import observed  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:there is no C")
 
@@ -286,4 +287,75 @@ def test_what_no_grad_made_has_the_gradient_of_what_is_written_into_it_later(wri
     found = []
     for call in (f, torch.compile(f, backend="opgraph", fullgraph=True)):
         found.append(torch.autograd.grad(sum(r.square().sum() for r in call(y, p)), p)[0])
+    torch.testing.assert_close(*found)
+
+
+class Distances(nn.Module):
+    """`sqrt` has an infinite derivative where a distance is 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return torch.exp(x * self.b), torch.sqrt(x), (x * self.b).sum()
+
+
+def test_an_infinite_derivative_of_a_result_without_a_gradient_has_no_effect():
+    """AOTAutograd's backward multiplies it by zeros, which gives NaN."""
+    found = []
+    for model in (Distances(), ogt.fuse(Distances())):
+        for losses in ((0,), (1,), (2,), (0, 2), (0, 1, 2), (2,)):
+            x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+            results = model(x)
+            found.append(torch.autograd.grad(sum(results[i].sum() for i in losses), x)[0])
+    torch.testing.assert_close(found[6:], found[:6])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backward_computes_nothing_for_results_without_a_gradient(dynamic):
+    plain = Parts()
+    plain.forward = lambda x: (torch.tanh(plain.a(x)), torch.exp(plain.b(x)) + plain.c(x))
+    with observed((graphs := []).append):
+        fused = torch.compile(plain.forward, backend="opgraph", dynamic=dynamic)
+        products = []
+        for losses in ((0,), (1,), (0, 1), (0,)):
+            found = []
+            for call in (plain.forward, fused):
+                plain.zero_grad()
+                x = torch.linspace(-1, 1, 12).view(2, 6).requires_grad_()
+                results = call(x)
+                sum(results[i].sum() for i in losses).backward()
+                found.append([x.grad, *(p.grad for p in plain.parameters())])
+            torch.testing.assert_close(*found)
+            (captured,) = graphs
+            calls = captured.backward.module.graph.nodes
+            products.append(sum(getattr(n.target, "__name__", "").startswith("mm") for n in calls))
+    # For each layer, the gradients of its weight and of x. (The last pass runs what the first one compiled.)
+    assert products == [2, 4, 6, 6]
+
+
+class Nonlinear(torch.autograd.Function):
+    """A backward that need not be linear: of zeros it is not zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first + (second + 1).sign()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+def test_a_custom_backward_gets_zeros_for_results_without_a_gradient():
+    def function(x):
+        first, second = Nonlinear.apply(x)
+        return first.sin(), second.cos()
+
+    found = []
+    for call in (function, torch.compile(function, backend="opgraph")):
+        x = torch.ones(3, requires_grad=True)
+        call(x)[0].sum().backward()
+        found.append(x.grad)
     torch.testing.assert_close(*found)

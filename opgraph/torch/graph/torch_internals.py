@@ -190,7 +190,7 @@ def on_stand_ins(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Iterator
     known = [n.meta.get("example_value", t) for n, t in zip(places, inputs, strict=True)]
     is_real = [isinstance(t, torch.Tensor) and not isinstance(t, FakeTensor) for t in inputs]
     made = [fakes.from_tensor(fake) if real else t for fake, real, t in zip(known, is_real, inputs, strict=True)]
-    with _faking(fakes), enable_python_dispatcher():
+    with _faking(fakes), enable_python_dispatcher(), torch.set_grad_enabled(torch.is_grad_enabled()):
         yield made
 
 
