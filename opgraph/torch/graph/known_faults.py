@@ -52,18 +52,17 @@ def fault_of_frame(graph: GraphModule) -> str:
     turned: set[Node] = set()
     for node in graph.graph.nodes:
         is_turn = node.op == "call_method" and node.target in _TURNS and isinstance(node.args[0], Node)
+        if is_turn and memory_of(node.args[0]) in inputs:
+            return (
+                "changes the shape of an argument in place, which has another one at each call, runs as it was "
+                "written: guards of torch.compile would look at the new shape."
+            )
         if not turned.isdisjoint(node.all_input_nodes) or (is_turn and not node.users):
             return (
                 "changes the shape of a tensor in place, and goes on with it, runs as it was written: torch.compile "
                 "would show it the old shape. Write `x = x.unsqueeze(0)` for `x.unsqueeze_(0)`."
             )
-        if is_turn:
-            if memory_of(node.args[0]) in inputs:
-                return (
-                    "changes the shape of an argument in place, which has another one at each call, runs as it was "
-                    "written: guards of torch.compile would look at the new shape."
-                )
-            turned.add(node.args[0])
+        turned |= {node.args[0]} if is_turn else set()
     return ""
 
 
