@@ -142,6 +142,11 @@ class FusedFunction(Wrapper):
         self._as_eager = as_eager
         self._odd_calls = 0
 
+    @property
+    def rounding(self) -> str:
+        """As `fuse` takes it."""
+        return "each" if self._as_eager else "store"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the function."""
         if _dynamo():
@@ -161,19 +166,20 @@ class FusedFunction(Wrapper):
             return called_for_onnx(self.__wrapped__, args, kwargs)
         if next(proxies((*args, *kwargs.values())), None) is not None:
             return self.__wrapped__(*args, **kwargs)  # inside another fused function: part of its kernel
-        run = self._opened(self.tracer(args, kwargs)) if self.why_rerun else self._planned(args, kwargs)
+        run = self.opened(self.tracer(args, kwargs)) if self.why_rerun else self._planned(args, kwargs)
         if run.traced is None:
             return run.kept[0]
         return run.traced.result(run.traced.op(*run.tensors), run.kept)
 
-    def _opened(self, run: Run) -> Run:
+    def opened(self, run: Run) -> Run:
+        """The run, with the op of its graph."""
         if run.traced is not None and run.traced.op is None:
             run.traced.op = self._make_op(run.traced)
         return run
 
     def _planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Run:
         watch = Watch()
-        run = self._opened(self.tracer(args, kwargs, watch))
+        run = self.opened(self.tracer(args, kwargs, watch))
         if run.traced is None:
             return run
         if any(plan.learn(args, kwargs, run) for plan in self.plans):
@@ -204,7 +210,7 @@ class FusedFunction(Wrapper):
             found = getattr(found, part, None)
         if found is self:
             return name
-        return _unpickled, (self.__wrapped__, "each" if self._as_eager else "store")
+        return _unpickled, (self.__wrapped__, self.rounding)
 
     def __copy__(self) -> FusedFunction:
         return self

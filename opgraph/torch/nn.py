@@ -17,6 +17,7 @@ from opgraph.torch.fuse import fuse
 from opgraph.torch.fused.autograd import Trained
 from opgraph.torch.fused.op import FusedOp
 from opgraph.torch.tracing.guard_discovery import written
+from opgraph.torch.tracing.session import memory_key
 from opgraph.torch.tracing.trace import Output
 
 
@@ -24,6 +25,7 @@ class _Pointwise(nn.Module):
     """A module with a formula, which this class fuses and runs."""
 
     inplace = False
+    _rounding = "store"
 
     def _formula(self) -> Callable[..., torch.Tensor]:
         """A function of tensors, to be fused."""
@@ -35,7 +37,7 @@ class _Pointwise(nn.Module):
             return x.copy_(formula(x.clone(), *tensors[1:])) if self.inplace else formula(*tensors)
         fused: Any = self.__dict__.get("_fused")
         if fused is None:
-            fused = self.__dict__["_fused"] = fuse(self._formula())
+            fused = self.__dict__["_fused"] = fuse(self._formula(), rounding=self._rounding)
         if not self.inplace:
             return fused(*tensors)  # type: ignore[no-any-return]
         return overwrite(fused, *tensors)
@@ -216,6 +218,7 @@ class Activation(_Pointwise):
         super().__init__()
         _check_names(fn, params)
         self.fn = fn
+        self._rounding = getattr(fn, "rounding", "store")  # of a fused function
         self.inplace = inplace
         self._names = tuple(params)
         for name, value in params.items():
@@ -303,9 +306,9 @@ def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tenso
     if not needs or not x._is_view():
         run = fused.tracer((x, *others), {})
         place = next((i for i, t in enumerate(run.tensors) if t is x), None)
-        if place is not None and _fits(run.traced, place, x):
-            op = FusedOp(run.traced.graph, layout=run.traced.layout) if run.traced.op is None else run.traced.op
-            run.traced.op = op
+        shares = any(t is not x and memory_key(t) == memory_key(x) for t in run.tensors)
+        if place is not None and not shares and _fits(run.traced, place, x):
+            op = fused.opened(run).traced.op
             if not needs:
                 _written(op, op.graph, run.tensors, place)
                 return x

@@ -27,7 +27,9 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import checkpoint
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_iter, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
@@ -92,6 +94,17 @@ if torch.version.cuda is not None:
 dispatch_modes: Callable[[], int] = getattr(
     _C, "_len_torch_dispatch_stack", lambda: len(_get_current_dispatch_mode_stack())
 )
+#: The number of active modes that intercept every function of torch.
+function_modes: Callable[[], int] = getattr(
+    _C, "_len_torch_function_stack", lambda: len(_get_current_function_mode_stack())
+)
+
+
+def has_only_default_devices() -> bool:
+    """True if each of these modes only sets the default device."""
+    return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
+
+
 transforms_active: Callable[[], bool] = getattr(
     _C, "_are_functorch_transforms_active", lambda: _C._functorch.maybe_current_level() is not None
 )

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +25,6 @@ from opgraph.ir.pause_gc import no_collector
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.runtime.providers.torch_internals import (
     HigherOrderOperator,
-    has_saved_tensors_hooks,
     is_batched,
     is_forward_mode,
     without_autocast,
@@ -80,7 +80,6 @@ class Captured:
         inference: the program of a call without gradients.
         forward, backward: the programs of a call with gradients. The first backward pass compiles its program, and so
             does a pass in which other results have no gradient; `backward` is the latest one.
-        is_hooked: True if saved-tensor hooks were ever in force when `forward` ran.
     """
 
     graph: GraphModule
@@ -88,7 +87,6 @@ class Captured:
     inference: Program | SizedPrograms | None = None
     forward: Program | SizedPrograms | None = None
     backward: Program | SizedPrograms | None = None
-    is_hooked: bool = False
 
 
 #: Functions to call when a graph of any backend begins to run; an empty list costs a call 30 ns.
@@ -182,6 +180,7 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
     def compile_one(graph: GraphModule, example_inputs: Sequence[Any], number: int) -> Callable[..., Any]:
         copy_overlapping_results(graph)
         captured = Captured(graph, number)
+        default_dtype = torch.get_default_dtype()
         computed: set[str] = set()
         for observer in _observers.get():
             observer(captured)
@@ -200,11 +199,11 @@ def new_compiler(memory: Memory = "least", rounding: str = "store") -> Callable[
                     computed.update(n.name for n in module.graph.nodes if n.op == "call_function")
                     program = captured.forward = make(module)
                     keep_saved_tensors()  # kernels and library calls overwrite none of them
-                    return _noting_hooks(program.run, captured)
+                    return program.run
                 if name == "backward":
                     mark_recomputed(module.graph, computed)
                     keep_saved_tensors()
-                    return _backward_of(module, make, captured)
+                    return _backward_of(module, make, captured, default_dtype)
                 share_common_subexpressions(module.graph)
                 channels_last(module)
                 program = captured.inference = make(module)
@@ -324,37 +323,44 @@ def _gradients_may_depend_on_inputs(captured: Captured) -> bool:
     return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
 
 
-def _noting_hooks(run: Callable[[list[Any]], Any], captured: Captured) -> Callable[[list[Any]], Any]:
-    """A forward program that sets `captured.is_hooked` if saved-tensor hooks are in force."""
-
-    def forward(args: list[Any]) -> Any:
-        if has_saved_tensors_hooks():
-            captured.is_hooked = True
-        return run(args)
-
-    forward._boxed_call = True  # type: ignore[attr-defined]
-    return forward
-
-
 def _backward_of(
-    module: GraphModule, make: Callable[[GraphModule], Program | SizedPrograms], captured: Captured
+    module: GraphModule,
+    make: Callable[[GraphModule], Program | SizedPrograms],
+    captured: Captured,
+    default_dtype: torch.dtype,
 ) -> Callable[[list[Any]], Any]:
     """Returns a backward function that accepts all arguments that autograd may pass. It compiles one program for each
     set of undefined gradients.
 
     A program takes addresses, and contains strides as numbers. Under a transform of torch.func, and in
     `autograd.grad(is_grads_batched=True)`, a tensor may represent a batch and have no address, and under
-    `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. Saved-tensor hooks may return a
-    tensor with other strides than it was saved with (contiguous ones, for example). Such a tensor is copied into the
-    strides that the program was made for. Masks, which eager torch may not save, may come back as numbers.
+    `forward_ad.dual_level` it may have a tangent: the graph is then run op by op. A saved tensor may have other strides
+    than it was saved with, after saved-tensor hooks or a change of a parameter's `.data`. It is copied into the strides
+    that the program was made for. Masks, which eager torch may not save, may come back from hooks as numbers.
+
+    Args:
+        default_dtype: torch's default dtype in forward. Ops without a dtype, as `arange`, depend on it.
     """
     examples = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
     given_gradients = gradients_of_results(module)
     programs: dict[tuple[int, ...], Program | SizedPrograms] = {}
 
+    #: By the undefined gradients: the properties of all arguments of the last call.
+    checked: dict[tuple[int, ...], list[Any]] = {}
+
     def backward(args: list[Any]) -> Any:
+        present = torch.get_default_dtype()
+        if present is default_dtype:
+            return run(args)
+        torch.set_default_dtype(default_dtype)
+        try:
+            return run(args)
+        finally:
+            torch.set_default_dtype(present)
+
+    def run(args: list[Any]) -> Any:
         with without_autocast():  # AOTAutograd traced it without autocast, which the caller may have entered since
-            missing = tuple(place for place in given_gradients if is_undefined(args[place]))
+            missing = tuple([place for place in given_gradients if is_undefined(args[place])])
             program = programs.get(missing)
             if program is None:
                 program = programs[missing] = make(without_gradients(module, missing) if missing else module)
@@ -363,20 +369,27 @@ def _backward_of(
                 given = args[:]
                 args.clear()
                 return Interpreter(program.module).run(*given)
-            if captured.is_hooked:
-                _undo_hooks(args, examples)
+            for place in given_gradients:
+                if args[place].is_neg():  # the bit of a view, which kernels do not read
+                    args[place] = args[place].resolve_neg()
+            properties = [(a.dtype, a.shape, a.stride(), a.device) if isinstance(a, torch.Tensor) else a for a in args]
+            if properties != checked.get(missing):
+                before = args[:]
+                _check(args, examples)
                 _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
+                if all(map(operator.is_, args, before)):
+                    checked[missing] = properties
             return program.run(args)
 
     backward._boxed_call = True  # type: ignore[attr-defined]
     return backward
 
 
-def _undo_hooks(args: list[Any], examples: Sequence[Any]) -> None:
-    """Converts masks back to bool if hooks changed their dtype.
+def _check(args: list[Any], examples: Sequence[Any]) -> None:
+    """Converts masks back to bool if saved-tensor hooks changed their dtype.
 
     Raises:
-        InvalidArguments: a hook returned a tensor of another dtype, device or shape than it received.
+        InvalidArguments: a saved tensor has another dtype, device or shape than it had in forward.
     """
     for place, (given, example) in enumerate(zip(args, examples, strict=True)):
         if not isinstance(given, torch.Tensor):
@@ -387,10 +400,11 @@ def _undo_hooks(args: list[Any], examples: Sequence[Any]) -> None:
         if given.dtype is example.dtype and given.device == example.device and list(given.shape) == sizes:
             continue
         raise InvalidArguments(
-            f"a hook gave back {given.dtype} of shape {list(given.shape)} on {given.device} for {example.dtype} of "
-            f"shape {list(example.shape)} on {example.device}",
+            f"{given.dtype} of shape {list(given.shape)} on {given.device} is there for {example.dtype} of shape "
+            f"{list(example.shape)} on {example.device}",
             where="a tensor that a captured graph kept for backward",
-            fix="let unpack_hook return what pack_hook was given: x.to(dtype) of its dtype",
+            fix="let unpack_hook return what pack_hook was given, of its dtype, and change a parameter's or an input's "
+            "`.data` (`model.to(...)`) after backward",
         )
 
 

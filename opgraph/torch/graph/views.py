@@ -40,7 +40,7 @@ def is_view(node: Node) -> bool:
     if packet(node) is aten.as_strided:
         # Its offset counts from the beginning of the storage, and no guard checks at which offset an input begins.
         base = base_of(node.all_input_nodes[0])
-        return base.op != "placeholder" and _lies_in(value, value_of(base))
+        return base.op != "placeholder" and not is_alias(base) and _lies_in(value, value_of(base))
     return True
 
 

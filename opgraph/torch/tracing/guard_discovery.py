@@ -64,6 +64,7 @@ class Reads:
         values: everything else that must stay the same object (or an equal number): place and value.
         copies: lists and dicts of numbers and strings: place and a copy to compare with.
         conditions: Python expressions that must stay true.
+        layers, lists: modules, and lists and dicts, with their places.
         compares_identity: True if the function may test whether two of these, or of its arguments, are the same object.
     """
 
@@ -71,6 +72,8 @@ class Reads:
     values: list[tuple[Place, Any]] = field(default_factory=list)
     copies: list[tuple[Place, Any]] = field(default_factory=list)
     conditions: list[Place] = field(default_factory=list)
+    layers: list[tuple[Place, torch.nn.Module]] = field(default_factory=list)
+    lists: list[tuple[Place, Any]] = field(default_factory=list)
     compares_identity: bool = False
 
 
@@ -94,6 +97,15 @@ def reads_of(fn: Callable[..., Any], arguments: dict[str, Any]) -> Reads:
         if walk.names == names:
             return walk.reads
         names = frozenset(walk.names)
+
+
+#: Instructions that may compare modules and lists: by `is`, `in` and `==`, and as keys of a dict or a set. (One that
+#: follows a constant compares with that constant, unless it ends a conditional expression.)
+_COMPARING = frozenset(
+    ("IS_OP", "CONTAINS_OP", "COMPARE_OP", "BUILD_MAP", "BUILD_SET", "MAP_ADD", "SET_ADD", "STORE_SUBSCR")
+)
+#: Names of methods and functions that do so.
+_COMPARING_NAMES = frozenset(("count", "index", "remove", "add", "setdefault", "update", "union", "fromkeys"))
 
 
 class _Walk:
@@ -156,13 +168,15 @@ class _Walk:
                     if guard_allowlist.tells_state(name):
                         raise NotKnown(f"{fn.__qualname__} uses {name}")
                     self.names.add(name)
+                    self.reads.compares_identity |= name in _COMPARING_NAMES
                 elif op == "BINARY_OP" and instruction.argrepr.endswith("="):
                     self.names.add("__iadd__")
-                elif op in ("IS_OP", "CONTAINS_OP") and before != "LOAD_CONST":
+                elif op in _COMPARING and (before != "LOAD_CONST" or instruction.is_jump_target):
                     self.reads.compares_identity = True
                 before = op
 
     def _global(self, fn: FunctionType, module_globals: Place, name: str) -> None:
+        self.reads.compares_identity |= name == "dict"  # its keys
         if name in fn.__globals__:
             self.value(fn.__globals__[name], module_globals.then(f"[{name!r}]"))
         elif getattr(builtins, name, None) not in BUILTINS:
@@ -189,9 +203,17 @@ class _Walk:
         if isinstance(value, (ModuleType, FunctionType, MethodType, Wrapper)):
             self.value(value, place)
         elif is_trusted(value) or is_constant(value) or type(value).__module__.startswith("torch"):
+            self._module_class(value)
             self.reads.values.append((place, value))
         else:
             raise NotKnown(f"it uses a {type(value).__name__}")
+
+    def _module_class(self, value: Any) -> None:
+        """Adds what a call of a module's class depends on."""
+        if value is torch.nn.Buffer:
+            raise NotKnown("it uses Buffer")  # a test reads an attribute of the tensor
+        if isinstance(value, type) and issubclass(value, torch.nn.Module):
+            self._no_hooks_on_all()
 
     def value(self, value: Any, place: Place) -> None:
         """Adds a value that is read, with its place."""
@@ -215,6 +237,7 @@ class _Walk:
         elif is_trusted(value):
             if reads_state(value):
                 raise NotKnown(f"it uses {getattr(value, '__name__', value)}")
+            self._module_class(value)
             self.reads.values.append((place, value))
             if isinstance(value, ModuleType):
                 self._space(value)
@@ -238,6 +261,7 @@ class _Walk:
         if self.given & guard_allowlist.CHANGING:
             raise NotKnown(f"a {type(value).__name__} that it may change")
         self.reads.copies.append((place, value.copy()))
+        self.reads.lists.append((place, value))
 
     def _member(self, value: enum.Enum) -> None:
         """Checks a member of an enumeration. Methods, properties and operators of its class may read anything."""
@@ -270,21 +294,32 @@ class _Walk:
         """Adds an nn.Module: its class, the values of the names in it, its forward, and the absence of hooks."""
         kind = Place(f"type({place.text})", place.roots)
         self.reads.values.append((kind, type(value)))
+        self.reads.layers.append((place, value))
         for cls in type(value).__mro__:
             for name, found in () if cls in guard_allowlist.PLAIN_CLASSES else cls.__dict__.items():
                 if name.startswith("__") and name not in guard_allowlist.HARMLESS and callable(found):
                     raise NotKnown(f"{cls.__name__} has {name}")
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-        if any(getattr(value, name) for name in hooks) or any(guard_allowlist.GLOBAL_HOOKS.values()):
+        if any(getattr(value, name) for name in hooks):
             raise NotKnown(f"{type(value).__name__} has hooks")
-        none = [f"not {place.text}.{name}" for name in hooks] + [f"not {name}" for name in guard_allowlist.GLOBAL_HOOKS]
-        self.reads.conditions.append(Place(" and ".join(none), (*place.roots, *guard_allowlist.GLOBAL_HOOKS.items())))
+        none = " and ".join(f"not {place.text}.{name}" for name in hooks)
+        self.reads.conditions.append(Place(none, place.roots))
+        self._no_hooks_on_all()
         for name in sorted(self.given | {"forward"}):
             self._attribute(value, name, place, kind)
         if isinstance(value, torch.nn.Sequential):  # iterates over its modules without naming them
             self.reads.copies.append((Place(f"list({place.text}._modules)", place.roots), list(value._modules)))
             for name, module in value._modules.items():
                 self.value(module, place.then(f"._modules[{name!r}]"))
+
+    def _no_hooks_on_all(self) -> None:
+        """Adds the absence of hooks on all modules."""
+        hooks = guard_allowlist.GLOBAL_HOOKS
+        if any(hooks.values()):
+            raise NotKnown("there are hooks on all modules")
+        none = Place(" and ".join(f"not {name}" for name in hooks), tuple(hooks.items()))
+        if none not in self.reads.conditions:
+            self.reads.conditions.append(none)
 
     def _attribute(self, value: torch.nn.Module, name: str, place: Place, kind: Place) -> None:
         found = next((c.__dict__[name] for c in type(value).__mro__ if name in c.__dict__ and c is not object), None)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from opgraph.runtime.bounded_dict import Bounded
-from opgraph.runtime.providers.torch_internals import tensors_in
+from opgraph.runtime.providers.torch_internals import function_modes, has_only_default_devices, tensors_in
 from opgraph.runtime.providers.torch_prepared import IS_PLAIN, IS_PLAIN_VALUES
+from opgraph.torch.tracing.calls import table
 from opgraph.torch.tracing.guard_discovery import NotKnown, OddArgument, Place, reads_of
 from opgraph.torch.tracing.guarded_plan import (
     Conditions,
@@ -26,6 +27,8 @@ from opgraph.torch.tracing.session import memory_key
 from opgraph.torch.tracing.tensor_calls import EagerCall, Watch
 from opgraph.torch.tracing.trace import MOST_SHAPES, Output, Run, Traced, filled
 
+#: The number of pairs of tensors up to which each pair is compared.
+_MOST_PAIRS = 10
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, type(...))
 
 
@@ -44,6 +47,9 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     """
     if run.traced is None or run.leaf is None:
         raise NotKnown("it computes nothing from data")
+    modes = function_modes()
+    if not has_only_default_devices():
+        raise OddArgument("a TorchFunctionMode is active")
     if watch.has_drawn():  # a plan that draws, and then does not apply, would leave the next call other numbers
         raise NotKnown("it draws random numbers")
     # A function that reads a shape may use it in any way. The shapes of the graph's inputs are looked up anyway.
@@ -52,7 +58,7 @@ def make_plan(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     writer.line(f"if len(args) != {len(args)} or len(kwargs) != {len(kwargs)}: return None")
     if len(kwargs) > 1:  # the function may depend on their order
         writer.line(f"if tuple(kwargs) != {tuple(kwargs)!r}: return None")
-    writer.default_dtype()
+    writer.defaults(modes)
     objects: dict[str, Any] = {}
     for text, value in given:
         name = writer.let(text)
@@ -149,10 +155,19 @@ class _Writer:
             if id(tensor) not in self._inputs:
                 self.of_signature(f"{name}.shape != {self.constant(tensor.shape)}")
 
-    def default_dtype(self) -> None:
-        """Checks that torch's default dtype is unchanged."""
-        self.names["default"] = torch.get_default_dtype
+    def defaults(self, modes: int) -> None:
+        """Checks that torch's default dtype and device are unchanged, and that no TorchFunctionMode is active.
+
+        Args:
+            modes: the number of active ones that set a default device.
+        """
+        self.names |= {"default": torch.get_default_dtype, "modes_of_functions": function_modes}
         self.line(f"if default() is not {self.constant(torch.get_default_dtype())}: return None")
+        changed = f"modes_of_functions() != {modes}" if modes else "modes_of_functions()"
+        if modes:
+            self.names |= {"only_devices": has_only_default_devices, "default_device": torch.get_default_device}
+            changed += f" or not only_devices() or default_device() != {self.constant(torch.get_default_device())}"
+        self.line(f"if {changed}: return None")
 
     def same(self, text: str, value: Any) -> None:
         """Checks that a value is the same object, or an equal number, string etc."""
@@ -181,11 +196,26 @@ class _Writer:
             name = self.let(self._text(place))
             self.of_signature(f"type({name}) is not {self.constant(type(tensor))}")
             self.tensor(name, tensor)
+        self._stay_apart([name for name in self.sources.values() if name not in self.arguments])
         if reads.compares_identity:
-            tensors = list(self.sources.values())
-            self.line(f"if len({{{', '.join(f'id({name})' for name in tensors)}}}) != {len(tensors)}: return None")
-            for (name, value), (other, second) in combinations(objects.items(), 2):
-                self.line(f"if ({name} is {other}) is not {value is second}: return None")
+            found = [(self._text(place), value) for place, value in (*reads.layers, *reads.lists)]
+            for (name, value), (other, second) in combinations([*objects.items(), *found], 2):
+                if type(value) is type(second):
+                    self.line(f"if ({name} is {other}) is not {value is second}: return None")
+
+    def _stay_apart(self, names: list[str]) -> None:
+        """Checks that these tensors are still different ones, and none of them is an argument.
+
+        The function may test whether two are the same, or use them as keys of a dict.
+        """
+        pairs = [*combinations(names, 2), *((name, other) for name in names for other in self.arguments)]
+        if len(pairs) > _MOST_PAIRS:
+            everything = [*names, *self.arguments]
+            self.line(
+                f"if len({{{', '.join(f'id({name})' for name in everything)}}}) != {len(everything)}: return None"
+            )
+        elif pairs:
+            self.line(f"if {' or '.join(f'{name} is {other}' for name, other in pairs)}: return None")
 
     def _text(self, place: Place) -> str:
         self.names.update(place.roots)
@@ -290,7 +320,12 @@ class _Writer:
             source = self.sources.setdefault(id(part), text)
             if source != text:  # the call returned a tensor that has a source already
                 self.line(f"if {text} is not {source}: return None")
-            elif self._asks:
+                continue
+            if call.func not in table():  # `x.contiguous()` may return x, and `w.grad` None
+                given = [self.sources[id(t)] for t in tensors_in((call.args, *call.kwargs.values()))]
+                same = "".join(f" or {text} is {other}" for other in dict.fromkeys(given))
+                self.line(f"if not isinstance({text}, Tensor){same}: return None")
+            if self._asks:
                 for what in ("shape", "dtype", "layout", "device", "requires_grad"):
                     self.line(f"if {text}.{what} != {self.constant(getattr(part, what))}: return None")
 

@@ -315,10 +315,10 @@ class Session:
         if kind is dict:
             return (kind, *[(name, self._key(v)) for name, v in value.items()])
         if isinstance(value, np.generic):
-            return (kind, value.item())
+            return (kind, value.tobytes())  # 0.0 and -0.0 are different
         if isinstance(value, np.ndarray):
             raise trace_errors.meets_array()
-        return value  # a dtype, a device, Ellipsis
+        return (kind, value)  # a dtype, a device, Ellipsis, a number of a user's class
 
 
 def memory_key(tensor: torch.Tensor) -> tuple[str, int]:

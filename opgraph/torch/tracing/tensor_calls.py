@@ -147,6 +147,15 @@ def _generator_states() -> list[bytes] | None:
     return [ctypes.string_at(s.data_ptr(), s.nbytes) for s in states]  # in a mode, ops may not accept real tensors
 
 
+def _copied(value: Any) -> Any:
+    """Arguments with copies of their lists and dicts, which the function may change afterwards."""
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    if type(value) is dict:
+        return {name: _copied(part) for name, part in value.items()}
+    return value
+
+
 class Watch(TorchFunctionMode):
     """Records the calls on real tensors while it is entered.
 
@@ -178,9 +187,10 @@ class Watch(TorchFunctionMode):
         is_noted = not self.paused and next(proxies((*args, *given.values())), None) is None
         if is_noted and (writes(func) or told_to_write(given)):
             self.before_write(tensors_in((args, given)))
+        noted = _copied(args), _copied(given)
         result = func(*args, **given)
         if is_noted:
-            self.calls.append(EagerCall(func, args, given, result))
+            self.calls.append(EagerCall(func, *noted, result))
         return result
 
     @contextmanager

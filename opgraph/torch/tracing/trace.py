@@ -352,7 +352,7 @@ def _refuse_inside(result: Any) -> None:
 def hashable(structure: Any) -> Any:
     """Converts a structure to a hashable key."""
     if isinstance(structure, dict):
-        return (dict, *[(k, hashable(v)) for k, v in structure.items()])
+        return (dict, *[(type(k), k, hashable(v)) for k, v in structure.items()])  # 1 is not True
     if isinstance(structure, (list, tuple)):
         return (type(structure), *map(hashable, structure))
     return structure
