@@ -69,7 +69,7 @@ def test_second_derivatives_after_no_grad():
     found = []
     for model in (Twice(), ogt.fuse(Twice())):
         x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
-        z, result = model(x)  # z is the second part's input: backward runs that part again while it exists
+        _z, result = model(x)  # _z is the second part's input: backward runs that part again while it exists
         (slope,) = torch.autograd.grad(result.sum(), model.v, create_graph=True)
         found.append(torch.autograd.grad(slope.square().sum() + x.square().sum(), x)[0])
     torch.testing.assert_close(*found)
@@ -128,3 +128,28 @@ def test_backward_in_the_callers_autocast_computes_what_forward_was_compiled_for
             y.backward()
         found.append([x.grad, *(p.grad for p in model.parameters())])
     torch.testing.assert_close(*found)
+
+
+class Ranges(nn.Module):
+    """Constants without a dtype of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.full((6,), 0.5))
+
+    def forward(self, x):
+        return (x * torch.arange(0.0, x.shape[1]) * self.w[:1]).sin() * torch.arange(1.0, x.shape[1] + 1)
+
+
+def test_backward_has_the_default_dtype_of_forward():
+    model = ogt.fuse(Ranges())
+    for size in (4, 5, 7, 9):  # from the second one on, constants are computed for each set of sizes
+        x, y = (torch.linspace(-1, 1, size * (size + 1)).view(size, size + 1).requires_grad_() for _ in range(2))
+        result = model(x).sum()
+        torch.set_default_dtype(torch.float64)
+        try:
+            result.backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        Ranges.forward(model, y).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)

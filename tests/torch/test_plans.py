@@ -7,10 +7,12 @@ import copy
 import sys
 from enum import Enum, IntEnum
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
@@ -248,6 +250,7 @@ class Reads(TorchFunctionMode):
 def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypatch) -> None:
     """The tensors are on the CPU, but handled like those of a device whose values need a synchronization."""
     monkeypatch.setattr("opgraph.torch.tracing.plan_builder.waits", lambda tensor: True)
+    monkeypatch.setattr("opgraph.torch.tracing.plan_builder.function_modes", lambda: 0)  # Reads only watches
     act = naf1.with_order(0.7)
     fused, x = fuse(act.forward), torch.linspace(-4, 4, 101)
     with Reads() as eager:
@@ -273,6 +276,7 @@ def test_numbers_alone_are_computed_once(monkeypatch) -> None:
         three = torch.lgamma(torch.tensor(3.0))
         return x * three if three > 0.5 else x * a, torch.tensor(2.0)
 
+    monkeypatch.setattr("opgraph.torch.tracing.plan_builder.function_modes", lambda: 0)  # Reads only watches
     counted, a = Counted(fn), torch.tensor(0.25)
     counted(X, a)
     with Reads() as reads:
@@ -950,7 +954,134 @@ def a_function_of_python_that_is_replaced(wrap):
         builtins.divmod = known
 
 
+def lists_that_torch_was_given(wrap):
+    weights, table = [torch.tensor(1.0), torch.tensor(10.0)], torch.arange(4.0).view(2, 2)
+
+    def f(x):
+        picked, places = weights[:1], [0]
+        total = torch.stack(picked).sum() + table[places].sum()
+        picked.append(weights[1])
+        places += [1]
+        return x * total
+
+    f = wrap(f)
+    for _ in range(3):
+        yield f(X)
+
+
+def what_gives_something_new_at_first(wrap):
+    f = wrap(lambda x: x * 2 if x.contiguous() is x else x * 3)
+    g = wrap(lambda x: x.flatten() * 2 if x.flatten() is x else x.flatten() * 3)
+    square, row = torch.arange(9.0).view(3, 3), torch.arange(9.0)
+    for _ in range(2):
+        yield f(square.t())
+        yield g(square)
+    yield f(square)
+    yield g(row)
+
+
+def an_attribute_of_a_tensor_that_becomes_none(wrap):
+    weight, own = nn.Parameter(torch.ones(6)), Two()
+    own.view = torch.arange(8.0)[:6]
+    f = wrap(lambda x: x * 2 if weight.grad is not None else x * 3)
+    g = wrap(lambda x, own: x * 2 if own.view._base is not None else x * 3)
+    weight.grad = torch.ones(6)
+    yield f(X) + g(X, own)
+    weight.grad, own.view = None, torch.arange(6.0)
+    yield f(X) + g(X, own)
+
+
+def parameters_that_become_one_key(wrap):
+    own = Two()
+    own.a, own.b = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(3.0))
+    f = wrap(lambda x, own: x * sum({own.a: 0, own.b: 0}, torch.tensor(0.0)))
+    yield f(X, own)
+    own.b = own.a
+    yield f(X, own)
+
+
+def modules_that_become_one(wrap):
+    own, other = Two(), nn.ReLU()
+    own.first, own.second = nn.ReLU(), nn.ReLU()
+    f = wrap(lambda x, own: x * 2 if own.first is own.second else x * 3)
+    g = wrap(lambda x, m: x * 2 if m is other else x * 3)
+    equal = [
+        wrap(lambda x, m, n: x * 2 if m == n else x * 3),
+        wrap(lambda x, m, n: x * 2 if len({m: 0, n: 0}) == 1 else x * 3),
+        wrap(lambda x, m, n: x * 2 if [m].count(n) else x * 3),
+        wrap(lambda x, m, n: x * 2 if (m,) == (n,) else x * 3),
+    ]
+    yield f(X, own) + g(X, nn.ReLU()) + sum(h(X, other, nn.ReLU()) for h in equal)
+    own.second = own.first
+    yield f(X, own) + g(X, other) + sum(h(X, other, other) for h in equal)
+
+
+def lists_that_become_one(wrap):
+    own = Two()
+    own.empty, own.given = [], []
+    f = wrap(lambda x, own: x * 2 if own.given is own.empty else x * 3)
+    yield f(X, own)
+    own.given = own.empty
+    yield f(X, own)
+
+
+def tensors_that_become_one_in_a_choice(wrap):
+    own = Two()
+    own.a, own.b, own.use = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(2.0)), True
+    f = wrap(lambda x, own: x * 2 if own.a is (own.b if own.use else None) else x * 3)
+    yield f(X, own)
+    own.b = own.a
+    yield f(X, own)
+
+
+class Tanh(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return torch.tanh(*args) if func is torch.sigmoid else func(*args, **(kwargs or {}))
+
+
+def a_mode_of_functions(wrap):
+    before, after = (wrap(lambda x: torch.sigmoid(x) * 2) for _ in range(2))
+    yield before(X)
+    for f in (before, after):
+        with Tanh():
+            found = f(X)
+        yield found
+    yield after(X)
+
+
+def hooks_on_all_modules(wrap):
+    f = wrap(lambda x: nn.ReLU()(x) * 2)
+    yield f(X)
+    hook = nn.modules.module.register_module_forward_hook(lambda module, given, result: result * 3)
+    found = f(X)
+    hook.remove()
+    yield found
+
+
+def a_buffer_that_is_a_tensor_now(wrap):
+    own = Two()
+    own.held = nn.Buffer(torch.tensor(5.0))
+    f = wrap(lambda x, own: x * 2 if isinstance(own.held, nn.Buffer) else x * 3)
+    yield f(X, own)
+    own._buffers["held"] = torch.tensor(5.0)
+    yield f(X, own)
+
+
+class Whole(float):
+    """A number of a user's class."""
+
+
+def numbers_of_other_classes(wrap):
+    f = wrap(lambda x, s: x * s)
+    for number in (np.float64(0.0), np.float64(-0.0), 1, Whole(1.0), 1.0):
+        yield torch.signbit(f(X, number)), f(torch.arange(2), number)
+
+
 CHANGING = [
+    lists_that_torch_was_given, what_gives_something_new_at_first, an_attribute_of_a_tensor_that_becomes_none,
+    parameters_that_become_one_key, modules_that_become_one, lists_that_become_one,
+    tensors_that_become_one_in_a_choice, a_mode_of_functions, hooks_on_all_modules, a_buffer_that_is_a_tensor_now,
+    numbers_of_other_classes,
     a_list_of_another_class, a_class_that_gets_an_attribute, a_function_of_python_that_is_replaced,
     data_dependent_sizes, the_order_of_keywords, an_attribute_of_the_function, the_default_dtype,
     a_constant_that_is_given_out, what_gives_its_argument_back, tensors_that_become_one,

@@ -99,11 +99,10 @@ def reads_of(fn: Callable[..., Any], arguments: dict[str, Any]) -> Reads:
         names = frozenset(walk.names)
 
 
-#: Instructions that may compare modules and lists: by `is`, `in` and `==`, and as keys of a dict or a set. (One that
-#: follows a constant compares with that constant, unless it ends a conditional expression.)
-_COMPARING = frozenset(
-    ("IS_OP", "CONTAINS_OP", "COMPARE_OP", "BUILD_MAP", "BUILD_SET", "MAP_ADD", "SET_ADD", "STORE_SUBSCR")
-)
+#: `is`, `in` and `==`. After a constant they compare with that constant, unless they end a conditional expression.
+_OPERATORS = frozenset(("IS_OP", "CONTAINS_OP", "COMPARE_OP"))
+#: Instructions that may compare modules and lists: these, and those that make keys of a dict or a set.
+_COMPARING = _OPERATORS | {"BUILD_MAP", "BUILD_SET", "MAP_ADD", "SET_ADD", "STORE_SUBSCR"}
 #: Names of methods and functions that do so.
 _COMPARING_NAMES = frozenset(("count", "index", "remove", "add", "setdefault", "update", "union", "fromkeys"))
 
@@ -171,8 +170,9 @@ class _Walk:
                     self.reads.compares_identity |= name in _COMPARING_NAMES
                 elif op == "BINARY_OP" and instruction.argrepr.endswith("="):
                     self.names.add("__iadd__")
-                elif op in _COMPARING and (before != "LOAD_CONST" or instruction.is_jump_target):
-                    self.reads.compares_identity = True
+                elif op in _COMPARING:
+                    is_with_constant = before == "LOAD_CONST" and not instruction.is_jump_target
+                    self.reads.compares_identity |= op not in _OPERATORS or not is_with_constant
                 before = op
 
     def _global(self, fn: FunctionType, module_globals: Place, name: str) -> None:

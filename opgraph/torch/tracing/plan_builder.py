@@ -199,8 +199,8 @@ class _Writer:
         self._stay_apart([name for name in self.sources.values() if name not in self.arguments])
         if reads.compares_identity:
             found = [(self._text(place), value) for place, value in (*reads.layers, *reads.lists)]
-            for (name, value), (other, second) in combinations([*objects.items(), *found], 2):
-                if type(value) is type(second):
+            for (name, value), (other, second) in combinations(found, 2):
+                if name != other and type(value) is type(second):
                     self.line(f"if ({name} is {other}) is not {value is second}: return None")
 
     def _stay_apart(self, names: list[str]) -> None:
