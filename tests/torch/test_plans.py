@@ -955,12 +955,12 @@ def a_function_of_python_that_is_replaced(wrap):
 
 
 def lists_that_torch_was_given(wrap):
-    weights, table = [torch.tensor(1.0), torch.tensor(10.0)], torch.arange(4.0).view(2, 2)
+    first, second, table = torch.tensor(1.0), torch.tensor(10.0), torch.arange(4.0).view(2, 2)
 
     def f(x):
-        picked, places = weights[:1], [0]
+        picked, places = [first], [0]
         total = torch.stack(picked).sum() + table[places].sum()
-        picked.append(weights[1])
+        picked.append(second)
         places += [1]
         return x * total
 

@@ -94,15 +94,14 @@ if torch.version.cuda is not None:
 dispatch_modes: Callable[[], int] = getattr(
     _C, "_len_torch_dispatch_stack", lambda: len(_get_current_dispatch_mode_stack())
 )
+_function_mode_stack: Callable[[], Sequence[object]] = _get_current_function_mode_stack
 #: The number of active modes that intercept every function of torch.
-function_modes: Callable[[], int] = getattr(
-    _C, "_len_torch_function_stack", lambda: len(_get_current_function_mode_stack())
-)
+function_modes: Callable[[], int] = getattr(_C, "_len_torch_function_stack", lambda: len(_function_mode_stack()))
 
 
 def has_only_default_devices() -> bool:
     """True if each of these modes only sets the default device."""
-    return all(type(mode) is DeviceContext for mode in _get_current_function_mode_stack())
+    return all(type(mode) is DeviceContext for mode in _function_mode_stack())
 
 
 transforms_active: Callable[[], bool] = getattr(
