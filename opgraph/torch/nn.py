@@ -334,7 +334,7 @@ def _fits(traced: Any, place: int, x: torch.Tensor) -> bool:
 
 def _written(op: FusedOp, graph: Any, tensors: tuple[torch.Tensor, ...], place: int) -> None:
     device = tensors[place].device
-    run = op.cached(("overwrite", id(graph), device), lambda: compile(graph, device=str(device)))
+    run = op.cached(("overwrite", id(graph), device), lambda: compile(graph, device=str(device), rounding=op.rounding))
     target = tensors[place].detach()
     given = [target if t is tensors[place] else t.detach() for t in tensors]
     run(dict(zip(map(port_name, graph.inputs), given, strict=True)), out=target)

@@ -284,3 +284,19 @@ def test_in_place_modules_inside_a_fused_model():
         each(x).square().sum().backward()
         grads.append([p.grad for p in each.parameters()])
     torch.testing.assert_close(*grads)
+
+
+def test_an_activation_rounds_as_its_fused_function_does():
+    def fn(x, a):
+        return (x * a + 1) * x - x * a
+
+    fused, x, a = ogt.fuse(fn, rounding="each"), torch.randn(1000).bfloat16(), torch.tensor(1.3, dtype=torch.bfloat16)
+    for inplace in (False, True):
+        with torch.no_grad():
+            assert torch.equal(ogt.Activation(fused, inplace=inplace, a=a)(x.clone()), fn(x, a))
+
+
+@pytest.mark.parametrize("fn", [lambda x: torch.relu(x) + x[:, :1], lambda x: x * 2 + x.t()])
+def test_a_value_is_not_overwritten_while_a_view_of_it_is_read(fn):
+    x = torch.linspace(-1, 1, 9).view(3, 3)
+    torch.testing.assert_close(ogt.Activation(fn, inplace=True)(x.clone()), fn(x))
