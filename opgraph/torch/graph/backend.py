@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -30,6 +29,7 @@ from opgraph.runtime.providers.torch_internals import (
     without_autocast,
     without_modes,
 )
+from opgraph.runtime.providers.torch_prepared import MAX_READY, Check, check_of
 from opgraph.torch.graph.aten import is_random, value_of
 from opgraph.torch.graph.autograd_boundaries import compile_parts, with_views_of_no_grad, written_later
 from opgraph.torch.graph.common_subexpressions import share_common_subexpressions
@@ -344,9 +344,9 @@ def _backward_of(
     examples = [value_of(n) for n in module.graph.find_nodes(op="placeholder")]
     given_gradients = gradients_of_results(module)
     programs: dict[tuple[int, ...], Program | SizedPrograms] = {}
-
-    #: By the undefined gradients: the properties of all arguments of the last call.
-    checked: dict[tuple[int, ...], list[Any]] = {}
+    places = [place for place, example in enumerate(examples) if isinstance(example, torch.Tensor)]
+    #: By the undefined gradients: checks of torch, each true of arguments like those of one of the last calls.
+    checks: dict[tuple[int, ...], tuple[Check, ...]] = {}
 
     def backward(args: list[Any]) -> Any:
         present = torch.get_default_dtype()
@@ -369,24 +369,22 @@ def _backward_of(
                 given = args[:]
                 args.clear()
                 return Interpreter(program.module).run(*given)
-            for place in given_gradients:
-                if args[place].is_neg():  # the bit of a view, which kernels do not read
-                    args[place] = args[place].resolve_neg()
-            properties = [(a.dtype, a.shape, a.stride(), a.device) if isinstance(a, torch.Tensor) else a for a in args]
-            if properties != checked.get(missing):
-                before = args[:]
-                _check(args, examples)
+            tensors = tuple([args[place] for place in places])
+            known = checks.get(missing, ())
+            if not any(check(*tensors) for check in known):
+                _fit(args, examples)
                 _restride(program.sized(args) if isinstance(program, SizedPrograms) else program, args)
-                if all(map(operator.is_, args, before)):
-                    checked[missing] = properties
+                is_same = all(args[place] is tensor for place, tensor in zip(places, tensors, strict=True))
+                if is_same and not any(t.is_nested for t in tensors) and (check := check_of(tensors)) is not None:
+                    checks[missing] = (*known[1 - MAX_READY :], check)
             return program.run(args)
 
     backward._boxed_call = True  # type: ignore[attr-defined]
     return backward
 
 
-def _check(args: list[Any], examples: Sequence[Any]) -> None:
-    """Converts masks back to bool if saved-tensor hooks changed their dtype.
+def _fit(args: list[Any], examples: Sequence[Any]) -> None:
+    """Converts masks back to bool if saved-tensor hooks changed their dtype, and negated views to what they show.
 
     Raises:
         InvalidArguments: a saved tensor has another dtype, device or shape than it had in forward.
@@ -396,6 +394,8 @@ def _check(args: list[Any], examples: Sequence[Any]) -> None:
             continue
         if example.dtype is torch.bool and given.dtype is not torch.bool:
             args[place] = given = given != 0
+        if given.is_neg() and not example.is_neg():
+            args[place] = given = given.resolve_neg()
         sizes = [size if isinstance(size, int) else own for size, own in zip(example.shape, given.shape, strict=False)]
         if given.dtype is example.dtype and given.device == example.device and list(given.shape) == sizes:
             continue
