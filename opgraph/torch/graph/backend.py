@@ -377,6 +377,7 @@ def _backward_of(
                 is_same = all(args[place] is tensor for place, tensor in zip(places, tensors, strict=True))
                 if is_same and not any(t.is_nested for t in tensors) and (check := check_of(tensors)) is not None:
                     checks[missing] = (*known[1 - MAX_READY :], check)
+            del tensors  # the program frees each after its last use
             return program.run(args)
 
     backward._boxed_call = True  # type: ignore[attr-defined]
