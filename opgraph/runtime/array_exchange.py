@@ -97,20 +97,37 @@ def written(tensors: Iterable[Any]) -> None:
 
 
 class Watched:
-    """Torch tensors by name, with their version counters at construction; other arrays are ignored."""
+    """Torch tensors by name, with their version counters and addresses at construction; other arrays are ignored.
+
+    Attributes:
+        is_any: True if there is a tensor.
+    """
 
     def __init__(self, arrays: Iterable[tuple[str, Any]]) -> None:
         torch: Any = sys.modules.get("torch")
-        self._found: list[tuple[str, Any, int]] = []
+        self._found: list[tuple[str, Any, int | None, int]] = []
         for name, array in arrays if torch is not None else ():
-            if isinstance(array, torch.Tensor) and not array.is_inference():
+            if isinstance(array, torch.Tensor):
                 held = array.detach()  # shares the version counter, and holds no autograd graph
-                self._found.append((name, held, held._version))
+                version = None if array.is_inference() else held._version
+                self._found.append((name, held, version, held.data_ptr()))
+        self.is_any = bool(self._found)
+
+    def check_addresses(self, where: str) -> None:
+        """Raises InvalidArguments if the memory of a tensor is elsewhere now: `share_memory_` and `resize_` move it."""
+        for name, tensor, _, address in self._found:
+            if tensor.data_ptr() != address:
+                raise InvalidArguments(
+                    f'the memory of "{name}" was moved, by share_memory_, resize_ or a queue of torch.multiprocessing',
+                    where=where,
+                    fix="do that before the first call, or give a copy: tensor.clone()",
+                )
 
     def check(self, where: str) -> None:
-        """Raises InvalidArguments if a tensor was changed in place since construction."""
-        for name, tensor, before in self._found:
-            now = tensor._version
+        """Raises InvalidArguments if a tensor was changed in place, or its memory was moved, since construction."""
+        self.check_addresses(where)
+        for name, tensor, before, _ in self._found:
+            now = None if before is None else tensor._version
             if now != before:
                 raise InvalidArguments(
                     f'"{name}", which backward reads, was changed in place after forward: torch counts {now} changes '

@@ -11,6 +11,7 @@ from opgraph.ir.graph import Graph
 from opgraph.loops.lower import ROUNDINGS
 from opgraph.partition.partition import FUSED, Partition, needed_for
 from opgraph.partition.partitioner import partition
+from opgraph.runtime.array_exchange import Watched
 from opgraph.runtime.donation import donations
 from opgraph.runtime.engine import Engine
 from opgraph.runtime.exchange_protocol import exchange_of
@@ -219,6 +220,8 @@ class Executable:
         For hot loops and CUDA graphs. Arguments and errors are those of a call; `out` is required.
         """
         written = self._written(out, None, {})
+        given = {**(feeds or {}), **named, **(out if isinstance(out, Mapping) else {"out": out})}
+        watched = Watched((str(name), array) for name, array in given.items())
         feeds, named, _ = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
@@ -233,7 +236,11 @@ class Executable:
                 self._exchange.written(written)
             return out
 
-        return call
+        def checked() -> Any:
+            watched.check_addresses("a function that `bind` made")
+            return call()
+
+        return checked if watched.is_any else call
 
     def _again(self, arrays: Sequence[Any], outs: Sequence[Any]) -> None:
         for target, result in zip(outs, self._chain(arrays, outs)):

@@ -161,6 +161,21 @@ class FusedFunction(Wrapper):
                 return plan.run(found.traced, found)
         return self._slow(args, kwargs)
 
+    def planned(self, args: tuple[Any, ...], kwargs: dict[str, Any], otherwise: type[Exception]) -> Any:
+        """The result of a call that a plan covers, perhaps for other shapes.
+
+        Raises:
+            otherwise: no plan does; nothing has run.
+        """
+        for plan in self.plans:
+            found = plan.call(args, kwargs)
+            if found is None:
+                continue
+            if type(found) is not Miss:
+                return found
+            return self._slow(args, kwargs) if found.traced is None else plan.run(found.traced, found)
+        raise otherwise
+
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_in_onnx_export():
             return called_for_onnx(self.__wrapped__, args, kwargs)

@@ -20,9 +20,11 @@ from functools import cached_property, partial
 from threading import RLock, get_ident
 from types import FrameType
 from typing import Any, cast
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakSet, ref
 
+import torch
 from torch import nn
+from torch.fx import GraphModule
 from torch.nn.parameter import is_lazy
 
 from opgraph.errors import InvalidArguments, OpGraphError
@@ -58,12 +60,13 @@ class _Code:
     Attributes:
         caller: a reference to the forward that was called last.
         is_full: True if Dynamo no longer compiles a function of it.
-        is_single: True if it turned out to be one activation.
+        singles: Dynamo's graphs of calls in which the module is one activation.
     """
 
     def __init__(self, backend: Callable[[], Callable[..., Any]], owner: ReferenceType[FusedForward]) -> None:
         self.caller = self.owner = owner
-        self.is_full = self.is_single = False
+        self.is_full = False
+        self.singles = WeakSet[GraphModule]()
         self._backend = backend
 
     @cached_property
@@ -119,8 +122,11 @@ class FusedForward(Wrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the module's own forward."""
-        if is_transformed():
-            return called_for_onnx(self.original, args, kwargs)  # part of the trace or transform around it
+        if is_transformed():  # part of the trace or transform around it
+            if torch.compiler.is_compiling():  # no frame shows the caller
+                return called_for_onnx(self.original, args, kwargs)
+            called = self._called(sys._getframe(1))
+            return called_for_onnx(partial(forward_of, called, self.instead), args, kwargs)
         return self._run(self._called(sys._getframe(1)), args, kwargs)
 
     def _run(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -129,13 +135,13 @@ class FusedForward(Wrapper):
         if code.is_full and code.owner is not self._reference:
             code = self._compile()
         code.caller = self._reference
-        if self._looks and code.is_single and self._may_be_single(module):
-            self._be_single()
         single = self._single
         if single is not None and self._may_be_single(module):
             try:
                 return single(*args, **kwargs)
-            except (OpGraphError, NotAlone):
+            except NotAlone:
+                pass  # nothing has run
+            except OpGraphError:
                 self._single = None
         self._failure = None
         try:
@@ -173,13 +179,16 @@ class FusedForward(Wrapper):
         captured, has_run, is_alone = list[Captured](), set[bool](), False
         thread, before = get_ident(), len(graph_break_reasons())
 
-        def note() -> None:
+        def note(graph: GraphModule) -> None:
             """Called when a graph begins to run; before the first one, nothing else of the call has run."""
             if get_ident() != thread:
                 return
             is_first = not has_run and on_run[-1] is note and len(graph_break_reasons()) == before
-            if is_first and self._failure is None and self._may_be_single(module) and is_single(module, captured):
-                raise _IsSingle
+            if is_first and self._failure is None and self._may_be_single(module):
+                if is_single(module, captured):
+                    code.singles.add(graph)
+                if graph in code.singles:  # compiled for a module that this one is a copy of, perhaps
+                    raise _IsSingle
             has_run.add(True)
 
         on_run.append(note)
@@ -191,8 +200,7 @@ class FusedForward(Wrapper):
         finally:
             on_run.remove(note)
         if is_alone:  # if the function cannot run, the compiled graph does: nothing may end that run
-            code.is_single = True
-            self._be_single()
+            self._looks, self._single = False, Single(self.module, self.rounding)
             return self._run(module, args, kwargs)
         if not captured and not has_run and breaks:
             first = breaks[0]
@@ -200,10 +208,6 @@ class FusedForward(Wrapper):
         if captured or has_run:
             self._looks = False
         return result
-
-    def _be_single(self) -> None:
-        self._looks = False
-        self._single = Single(self.module, self.rounding)
 
     def _may_be_single(self, module: nn.Module) -> bool:
         """True if a call may run the module as a function. Activation checkpointing compares the saved tensors of two
@@ -306,7 +310,7 @@ def forward_of(module: nn.Module, instead: Callable[..., Any] | None, /, *args: 
 
 
 def fuse_module(model: nn.Module, rounding: str = "store", memory: Memory = "least") -> nn.Module:
-    """Wraps the forward of a module; a module that is fused already keeps its wrapper and takes the new choices.
+    """Wraps the forward of a module; a module that is fused already keeps its wrapper if the choices are the same.
 
     Raises:
         InvalidArguments: an unknown rounding, or an unknown choice of memory; nothing is wrapped then.
@@ -315,7 +319,8 @@ def fuse_module(model: nn.Module, rounding: str = "store", memory: Memory = "lea
     check_memory(memory)
     forward = model.__dict__.get("forward")
     instead = forward.instead if isinstance(forward, FusedForward) else forward
-    if not isinstance(forward, FusedForward) or (forward.rounding, forward.memory) != (rounding, memory):
+    known = (forward.module, forward.rounding, forward.memory) if isinstance(forward, FusedForward) else ()
+    if known != (model, rounding, memory):  # a shallow copy has the wrapper of another module
         model.__dict__["forward"] = FusedForward(model, instead, rounding, memory)
     return model
 

@@ -12,10 +12,10 @@ from torch import nn
 from opgraph.errors import InvalidArguments
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.compile_graph import compile
-from opgraph.runtime.providers.torch_internals import is_transformed
+from opgraph.runtime.providers.torch_internals import clones_saved_tensors, is_transformed
 from opgraph.torch.fuse import fuse
 from opgraph.torch.fused.autograd import Trained
-from opgraph.torch.fused.op import FusedOp
+from opgraph.torch.fused.op import DEVICES, FusedOp
 from opgraph.torch.tracing.guard_discovery import written
 from opgraph.torch.tracing.session import memory_key
 from opgraph.torch.tracing.trace import Output
@@ -303,7 +303,9 @@ def overwrite(fused: Any, x: torch.Tensor, *others: torch.Tensor) -> torch.Tenso
             fix="use inplace=False, or call it under torch.no_grad()",
         )
     needs = grad and any(t.requires_grad for t in (x, *others))
-    if not needs or not x._is_view():
+    # Fake tensors and subclasses have no memory for a kernel.
+    has_memory = x.device.type in DEVICES and all(type(t) in (torch.Tensor, nn.Parameter) for t in (x, *others))
+    if has_memory and not clones_saved_tensors() and (not needs or not x._is_view()):
         run = fused.tracer((x, *others), {})
         place = next((i for i, t in enumerate(run.tensors) if t is x), None)
         shares = any(t is not x and memory_key(t) == memory_key(x) for t in run.tensors)

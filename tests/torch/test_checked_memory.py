@@ -7,7 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+import opgraph as og  # noqa: E402
 import opgraph.torch as ogt  # noqa: E402
 from opgraph.errors import InvalidArguments  # noqa: E402
 
@@ -112,3 +114,61 @@ def test_as_strided_counts_from_the_beginning_of_the_storage(function):
     for offset in (0, 4, 2, 0):
         x = memory[offset : offset + 8]
         torch.testing.assert_close(fused(x), function(x))
+
+
+PRODUCT = "graph(x: f32[n], y: f32[n]) -> (z)\n  a = Multiply(x, y)\n  z = Add(a, x)"
+
+
+def test_memory_that_was_moved_between_forward_and_pullback_is_an_error():
+    f = og.compile(og.parse(PRODUCT), wrt=("x", "y"))
+    x, y = torch.ones(1 << 16), torch.full((1 << 16,), 2.0)
+    _, pullback = f.vjp(x=x, y=y)
+    torch.testing.assert_close(pullback(torch.ones(1 << 16))["x"], y + 1)
+    _, pullback = f.vjp(x=x, y=y)
+    y.share_memory_()
+    with pytest.raises(InvalidArguments, match='the memory of "y" was moved'):
+        pullback(torch.ones(1 << 16))
+
+
+@pytest.mark.parametrize("moved", ["x", "out"])
+def test_memory_of_a_bound_call_that_was_moved_is_an_error(moved):
+    f = og.compile(og.parse(PRODUCT))
+    given = {"x": torch.ones(1 << 16), "y": torch.full((1 << 16,), 2.0), "out": torch.zeros(1 << 16)}
+    bound = f.bind(**given)
+    torch.testing.assert_close(bound(), torch.full((1 << 16,), 3.0))
+    given[moved].share_memory_()
+    with pytest.raises(InvalidArguments, match=f'the memory of "{moved}" was moved'):
+        bound()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_zero_without_memory_may_be_an_operand():
+    def function(x, s):
+        return torch.tanh(x) * s + x
+
+    fused, x = ogt.fuse(function), torch.linspace(-1, 1, 64)
+    _, (zero, _) = torch.func.jvp(torch.linalg.slogdet, (torch.eye(3),), (torch.ones(3, 3),))
+    for s in (torch.tensor(2.0), torch.tensor(2.0), zero):
+        torch.testing.assert_close(fused(x, s), function(x, s))
+
+
+@pytest.mark.parametrize("module", [ogt.Activation(torch.relu, inplace=True), ogt.Swish(inplace=True)])
+def test_saved_tensors_may_be_written_into_where_torch_allows_it(module):
+    found = []
+    for act in (nn.ReLU(inplace=True) if isinstance(module, ogt.Activation) else nn.SiLU(inplace=True), module):
+        x = torch.tensor([-2.0, 3.0], requires_grad=True)
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            h = x * 1
+            s = h * h
+            with torch.no_grad():
+                act(h)
+            s.sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("module", [ogt.Activation(torch.relu, inplace=True), ogt.Swish(inplace=True)])
+def test_a_write_in_place_into_tensors_without_memory(module):
+    assert module(torch.randn(4, 5, device="meta")).shape == (4, 5)
+    with FakeTensorMode():
+        assert module(torch.randn(4, 5)).shape == (4, 5)

@@ -924,3 +924,21 @@ def test_lazy_layers_draw_what_they_draw_in_eager():
         found.append([*results, *model.parameters(), torch.rand(1)])
     torch.testing.assert_close(*found)
     assert "CompiledFunction" in type(results[-1].grad_fn).__name__
+
+
+def test_a_shallow_copy_has_its_own_parameters_under_transforms_and_can_be_fused() -> None:
+    class Weighted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return (x * self.a).softmax(-1)
+
+    x = torch.arange(1.0, 5.0).view(1, 4)
+    shallow = copy.copy(ogt.fuse(Weighted()))
+    shallow._parameters = {"a": nn.Parameter(torch.zeros(4))}
+    torch.testing.assert_close(torch.vmap(shallow)(x), torch.full((1, 4), 0.25))
+    slope = torch.func.grad(lambda x: shallow(x)[0, 0])(x)
+    torch.testing.assert_close(slope, torch.zeros(1, 4))
+    torch.testing.assert_close(ogt.fuse(shallow).forward(x), torch.full((1, 4), 0.25))

@@ -249,6 +249,48 @@ def test_what_runs_before_an_activation_runs_once():
         assert len(fused.seen) == number
 
 
+class Normed(nn.Module):
+    """One activation in eval mode, and more in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, momentum=None)
+
+    def forward(self, x):
+        x = x * torch.sigmoid(x)
+        return self.norm(x) if self.training else x
+
+
+def test_what_an_activation_becomes_later_has_its_effects_once():
+    torch.manual_seed(0)
+    x, found = torch.randn(64, 4) + 3, []
+    for wrap in (lambda m: m, ogt.fuse):
+        model, layers = wrap(Normed().eval()), wrap(nn.Sequential(nn.SiLU()))
+        for _ in range(2):
+            model(x)
+            layers(x)
+        copied = copy.deepcopy(layers)
+        model.train()
+        layers.append(nn.BatchNorm1d(4))
+        copied.append(nn.BatchNorm1d(4))
+        calls = []
+        layers[0].register_forward_hook(lambda module, given, result, calls=calls: calls.append(result.mean().item()))
+        for one in (model, layers, copied):
+            one(x)
+        assert len(calls) == 1
+        found.append([*model.buffers(), *layers.buffers(), *copied.buffers()])
+    torch.testing.assert_close(*found)
+
+
+def test_an_activation_and_a_copy_of_it_stay_functions_after_calls_of_another_dtype():
+    model, x = ogt.fuse(nn.Sequential(nn.SiLU())), torch.linspace(-3, 3, 12).view(3, 4)
+    for given in (x, x[:2], x.double(), x):
+        torch.testing.assert_close(model(given), F.silu(given))
+    copied = copy.deepcopy(model)
+    copied(x)
+    assert model.forward._single is not None and copied.forward._single is not None
+
+
 def test_a_module_that_was_one_activation_follows_what_becomes_of_it():
     fused, x = ogt.fuse(Swish()), torch.linspace(-3, 3, 12)
     swish = Swish.forward

@@ -72,6 +72,8 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 has_storage: Callable[[torch.Tensor], bool] = getattr(_C, "_has_storage", _has_storage)
+#: True for zeros without memory, as derivatives of `torch.func.jvp` may be.
+is_zero_tensor: Callable[[torch.Tensor], bool] = getattr(torch.Tensor, "_is_zerotensor", lambda tensor: False)
 #: The broadcast shape of two shapes.
 broadcast_of_two: Callable[[torch.Size, torch.Size], torch.Size] = getattr(_C, "_infer_size", torch.broadcast_shapes)
 foreach_add_: Any = getattr(torch, "_foreach_add_", torch.ops.aten._foreach_add_)
@@ -162,6 +164,12 @@ def is_transformed() -> bool:
         or any(_hooks_on_all)
         or is_forward_mode()
     )
+
+
+def clones_saved_tensors() -> bool:
+    """True inside `torch.autograd.graph.allow_mutation_on_saved_tensors`, which clones saved tensors before torch's own
+    in-place ops write into them."""
+    return bool(getattr(torch.autograd.graph, "_allow_mutation_on_saved_tensors_enabled", False))
 
 
 def is_forward_mode() -> bool:

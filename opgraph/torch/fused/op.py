@@ -13,7 +13,7 @@ from opgraph.errors import InvalidArguments
 from opgraph.ir.graph import Graph
 from opgraph.ir.parse import parse
 from opgraph.runtime.bounded_dict import Bounded
-from opgraph.runtime.providers.torch_internals import has_storage, tracing_state, transforms_active
+from opgraph.runtime.providers.torch_internals import has_storage, is_zero_tensor, tracing_state, transforms_active
 from opgraph.runtime.providers.torch_prepared import Run, Statements, is_plain, tensor_names
 from opgraph.torch.export_folding import is_in_onnx_export
 from opgraph.torch.fused.autograd import recorder
@@ -90,7 +90,7 @@ class FusedOp:
         needs = False
         for tensor in tensors:
             kind = type(tensor)
-            if (kind is not _Tensor and kind is not _Parameter) or tensor.is_neg():
+            if (kind is not _Tensor and kind is not _Parameter) or tensor.is_neg() or is_zero_tensor(tensor):
                 return None
             if needs_one := tensor.requires_grad:
                 needs = True
@@ -116,7 +116,9 @@ class FusedOp:
         None if torch's dispatcher is needed.
         """
         for tensor in tensors:
-            if type(tensor) not in (_Tensor, _Parameter) or tensor.is_neg() or tensor.device.type not in DEVICES:
+            if type(tensor) not in (_Tensor, _Parameter) or tensor.is_neg() or is_zero_tensor(tensor):
+                return None
+            if tensor.device.type not in DEVICES:
                 return None
             if not has_storage(tensor):  # a batch: autograd.grad's is_grads_batched
                 return None

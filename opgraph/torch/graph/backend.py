@@ -90,7 +90,7 @@ class Captured:
 
 
 #: Functions to call when a graph of any backend begins to run; an empty list costs a call 30 ns.
-on_run: list[Callable[[], None]] = []
+on_run: list[Callable[[GraphModule], None]] = []
 _observers: ContextVar[tuple[Callable[[Captured], None], ...]] = ContextVar("observers", default=())
 
 
@@ -280,7 +280,7 @@ def _as_written_with_tangents(graph: GraphModule, compiled: Callable[..., Any]) 
 
     def run(*args: Any) -> Any:
         for observer in on_run:
-            observer()
+            observer(graph)
         if is_forward_mode() or (overlaps is not None and overlaps(args)):
             return written(*args)
         return compiled(*args)

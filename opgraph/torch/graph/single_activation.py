@@ -59,7 +59,7 @@ def _reads_data(nodes: Sequence[Node]) -> bool:
 
 
 class NotAlone(Exception):  # noqa: N818 - it ends one way to run a module, and is no error
-    """The module cannot run as a function any longer: its forward is another one, or Python must run each time."""
+    """This call cannot run as a function: the module's forward is another one, or its Python code must run."""
 
 
 class Single:
@@ -70,7 +70,7 @@ class Single:
         rounding: see `fuse`.
     """
 
-    __slots__ = ("_class", "_forward", "_function", "_module")
+    __slots__ = ("_class", "_forward", "_function", "_is_traced", "_module")
 
     def __init__(self, module: nn.Module, rounding: str) -> None:
         from opgraph.torch.fuse import fuse  # which fuses modules with this class
@@ -79,6 +79,7 @@ class Single:
         self._class = type(module)
         self._forward = self._class.forward
         self._function: Any = fuse(MethodType(self._forward, module), rounding=rounding)
+        self._is_traced = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the module's forward.
@@ -90,4 +91,7 @@ class Single:
         is_same = type(self._module) is self._class and self._class.forward is self._forward
         if not is_same or self._function.why_rerun:
             raise NotAlone
+        if self._is_traced:  # what Python does on another way through may have effects, and would have them twice
+            return self._function.planned(args, kwargs, NotAlone)
+        self._is_traced = True
         return self._function(*args, **kwargs)
