@@ -113,7 +113,7 @@ class Swish(_Pointwise):
                     fix="dimension 1 of the input must have num_parameters entries",
                 )
             return self._run(x, alpha.view(-1, *[1] * (x.dim() - 2)))
-        return self._run(x, alpha)
+        return self._run(x, alpha if x.dim() else alpha.view(()))
 
     def extra_repr(self) -> str:
         """For print."""

@@ -300,3 +300,10 @@ def test_an_activation_rounds_as_its_fused_function_does():
 def test_a_value_is_not_overwritten_while_a_view_of_it_is_read(fn):
     x = torch.linspace(-1, 1, 9).view(3, 3)
     torch.testing.assert_close(ogt.Activation(fn, inplace=True)(x.clone()), fn(x))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_trainable_swish_of_one_number_is_one_number(inplace):
+    x = torch.tensor(0.5)
+    with torch.no_grad():
+        torch.testing.assert_close(ogt.Swish(trainable=True, inplace=inplace)(x.clone()), torch.nn.functional.silu(x))
