@@ -220,11 +220,12 @@ class Executable:
         For hot loops and CUDA graphs. Arguments and errors are those of a call; `out` is required.
         """
         written = self._written(out, None, {})
-        given = {**(feeds or {}), **named, **(out if isinstance(out, Mapping) else {"out": out})}
-        watched = Watched((str(name), array) for name, array in given.items())
+        given = [*(feeds.items() if isinstance(feeds, Mapping) else ()), *named.items()]
+        given += out.items() if isinstance(out, Mapping) else [("out", out)]
         feeds, named, _ = self._exchange.imported(feeds, named)
         arrays = self._ins.bind(feeds, named)
         outs = self._out_arrays(out, arrays)
+        watched = Watched((str(name), array) for name, array in given)
         if self._ahead is not None:
             self._ahead.check(arrays, outs)
         prepared = self._chain.bound(arrays, outs)

@@ -172,3 +172,18 @@ def test_a_write_in_place_into_tensors_without_memory(module):
     assert module(torch.randn(4, 5, device="meta")).shape == (4, 5)
     with FakeTensorMode():
         assert module(torch.randn(4, 5)).shape == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("feeds", "named"),
+    [(5, {}), ([torch.ones(4)] * 2, {}), (None, {"x": torch.ones(4, device="meta"), "y": torch.ones(4)}),
+     (None, {"x": torch.ones(4).to_sparse(), "y": torch.ones(4)})],
+    ids=["a number", "a list", "meta", "sparse"],
+)  # fmt: skip
+def test_a_bound_call_refuses_what_a_call_refuses(feeds, named):
+    f, messages = og.compile(og.parse(PRODUCT)), []
+    for call in (f, f.bind):
+        with pytest.raises(InvalidArguments) as error:
+            call(feeds, out=torch.zeros(4), **named)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]

@@ -19,8 +19,7 @@ from torch.fx.node import map_arg
 from torch.fx.passes.split_module import split_module
 
 from opgraph.runtime.providers.torch_internals import HigherOrderOperator
-from opgraph.torch.graph.eager_gradients import records_gradients
-from opgraph.torch.graph.known_faults import with_modes_restored
+from opgraph.torch.graph.graph_modes import records_gradients, with_modes_restored
 from opgraph.torch.graph.parameter_branches import written_arguments
 from opgraph.torch.graph.size_expressions import SYMBOLIC
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compile_part, memory_of, with_number

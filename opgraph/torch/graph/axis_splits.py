@@ -9,12 +9,12 @@ the blocks. An operand of n elements there is the same memory with strides (h * 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 aten = torch.ops.aten
 
@@ -130,20 +130,17 @@ def _cat(node: Node) -> Join | None:
 
 
 def _slice_scatter(node: Node) -> Join | None:
-    names = ("self", "src", "dim", "start", "end", "step")
-    given: dict[str, Any] = {
-        "dim": 0,
-        "start": None,
-        "end": None,
-        "step": 1,
-        **dict(zip(names, node.args)),
-        **node.kwargs,
-    }
-    part, whole = given["src"], given["self"]
+    given = _arguments(node)
     sizes = node.meta["val"].shape
     axis = given["dim"] % len(sizes) - len(sizes)
     start = slice(given["start"], given["end"]).indices(sizes[axis])[0]
-    return _block(part, start, sizes, axis, whole) if given["step"] == 1 else None
+    return _block(given["src"], start, sizes, axis, given["self"]) if given["step"] == 1 else None
+
+
+def _arguments(node: Node) -> dict[str, Any]:
+    """The arguments of `slice_scatter`, by name."""
+    names = ("self", "src", "dim", "start", "end", "step")
+    return {"dim": 0, "start": None, "end": None, "step": 1, **dict(zip(names, node.args)), **node.kwargs}
 
 
 def _pad(node: Node) -> Join | None:
@@ -166,3 +163,25 @@ def _block(part: Node, start: int, sizes: Sequence[int], axis: int, rest: Any) -
 _JOINS = {
     aten.cat.default: _cat, aten.slice_scatter.default: _slice_scatter, aten.constant_pad_nd.default: _pad,
 }  # fmt: skip
+
+
+def part_sizes(module: GraphModule) -> Iterator[tuple[Any, Any, Any]]:
+    """For each part that such a join puts into an axis: the sizes of the axis and of the part, and the part's first
+    place.
+
+    Args:
+        module: a graph whose sizes may be symbols. Nothing compares them here, which would fix their values.
+    """
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target not in (aten.slice_scatter.default, aten.constant_pad_nd.default):
+            continue
+        sizes = node.meta["val"].shape
+        if node.target is aten.constant_pad_nd.default:
+            part, pads = node.args[:2]
+            firsts = {len(sizes) - 1 - place: pads[2 * place] for place in range(len(pads) // 2)}
+        else:
+            given = _arguments(node)
+            part = given["src"]
+            firsts = {given["dim"] % len(sizes): 0 if given["start"] is None else given["start"]}
+        for axis, first in firsts.items():
+            yield sizes[axis], part.meta["val"].shape[axis], first.meta["val"] if isinstance(first, Node) else first

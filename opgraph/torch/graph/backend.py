@@ -36,8 +36,8 @@ from opgraph.torch.graph.common_subexpressions import share_common_subexpression
 from opgraph.torch.graph.decompositions import decompositions
 from opgraph.torch.graph.dynamic_shapes import SizedPrograms, has_symbols
 from opgraph.torch.graph.eager_gradients import dependencies, with_gradients_of_eager
+from opgraph.torch.graph.graph_modes import as_written
 from opgraph.torch.graph.known_faults import (
-    as_written,
     copy_overlapping_results,
     correct_native_dropout,
     draws_numbers,

@@ -22,12 +22,12 @@ from weakref import ref
 
 import torch
 from torch.autograd.graph import get_gradient_edge
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 
 from opgraph.errors import Unimplemented
 from opgraph.ir.pause_gc import no_collector
 from opgraph.runtime.providers.torch_internals import FakeTensor, without_autocast
-from opgraph.torch.graph.known_faults import as_written
+from opgraph.torch.graph.graph_modes import as_written, records_gradients
 from opgraph.torch.graph.parameter_branches import written_inputs
 from opgraph.torch.graph.torch_internals import SET_GRAD_ENABLED, compiled_node, on_stand_ins, refuse_second_derivatives
 from opgraph.torch.graph.undefined_gradients import undefined
@@ -37,12 +37,6 @@ from opgraph.torch.graph.undefined_gradients import undefined
 Dependencies = Sequence[int | None]
 #: The bits of a result that depends on every input.
 ALL = -1
-
-
-def records_gradients(graph: Graph) -> bool:
-    """True if autograd records at least a part of a graph: gradients are enabled now, or the graph enables them."""
-    modes = graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED)
-    return torch.is_grad_enabled() or any(mode.args[0] for mode in modes)
 
 
 def dependencies(graph: GraphModule, example_inputs: Sequence[Any]) -> Dependencies | None:
@@ -204,7 +198,7 @@ class _Backward:
         self.function = function = node._forward_cls
         self._again = as_written(graph)
         #: The backward of a custom autograd function may be nonlinear, and therefore receives real zeros.
-        self._zeros = _zeros if _hides_backward(graph) else undefined
+        self._zeros = torch.zeros if _hides_backward(graph) else undefined
         self._backward: Callable[..., Any] = function.backward
         #: For each output of the node, the inputs on which the values read from it depend.
         self._outputs = _outputs(node, (*results, *args), depends)
@@ -281,7 +275,7 @@ class _Backward:
             return (None,) * len(keep)
         for place in missing:
             about = ctx._input_metadata[place]
-            gradients[place] = self._zeros(about.shape, about.dtype, about.device)
+            gradients[place] = self._zeros(about.shape, dtype=about.dtype, device=about.device)
         results = self._compiled(ctx, given if gradients is given[0] else gradients)
         return self._with_zeros(ctx, [g if k else None for g, k in zip(results, keep, strict=False)])
 
@@ -342,10 +336,6 @@ class _Backward:
         args = [a() if isinstance(a, ref) else a for a in references]
         gone = any(a is None and isinstance(r, ref) for a, r in zip(args, references, strict=True))
         return None if gone or _versions(args) != ctx.opgraph_versions else args
-
-
-def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _leaves(nodes: Sequence[Any]) -> Iterator[torch.Tensor]:

@@ -9,13 +9,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 
 from opgraph.runtime.providers.torch_internals import tree_leaves
 from opgraph.torch.graph.aten import value_of
+from opgraph.torch.graph.axis_splits import part_sizes
 from opgraph.torch.graph.torch_internals import allows, python_text
 
-aten = torch.ops.aten
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 #: The types of symbolic sizes, and of numbers that follow from them.
 SYMBOLIC: Any = tuple(_NUMBERS)
@@ -79,8 +79,9 @@ class Expressions:
             other = repr(values[0]) if is_fixed else known.setdefault(tuple(values), text)
             if other != text and any(str(symbol) in text for symbol in symbols):
                 self._equal.append(f"({other}) == ({text})")
-        for numbers in filter(_has_symbolic, _parts(module)):
-            self._equal += self._blocks([self._text_of(number) for number in numbers])
+        for numbers in part_sizes(module):
+            if any(isinstance(number, SYMBOLIC) for number in numbers):
+                self._equal += self._blocks([self._text_of(number) for number in numbers])
 
     def _blocks(self, texts: Sequence[str | None]) -> list[str]:
         """The conditions under which a part fills the block of an axis that it fills for all samples (`axis_splits`).
@@ -207,28 +208,6 @@ class Expressions:
                         if None not in sizes[begin:end]:
                             yield " * ".join(f"({size})" for size in sizes[begin:end])
             yield from (found for number in numbers if (found := text(number)) is not None)
-
-
-def _has_symbolic(numbers: Iterable[Any]) -> bool:
-    """True if one of these numbers is symbolic."""
-    return any(isinstance(number, SYMBOLIC) for number in numbers)
-
-
-def _parts(module: GraphModule) -> Iterator[tuple[Any, Any, Any]]:
-    """For the part that `slice_scatter` or `constant_pad_nd` puts into an axis: the sizes of the axis and of the part,
-    and the part's first place."""
-    for node in module.graph.nodes:
-        if node.op != "call_function" or node.target not in (aten.slice_scatter.default, aten.constant_pad_nd.default):
-            continue
-        sizes = value_of(node).shape
-        if node.target is aten.constant_pad_nd.default:
-            part, pads = node.args[:2]
-            firsts = {len(sizes) - 1 - place: pads[2 * place] for place in range(len(pads) // 2)}
-        else:
-            given = {"dim": 0, "start": None, **dict(zip(("self", "src", "dim", "start"), node.args)), **node.kwargs}
-            part, firsts = given["src"], {given["dim"] % len(sizes): given["start"] or 0}
-        for axis, first in firsts.items():
-            yield sizes[axis], value_of(part).shape[axis], value_of(first) if isinstance(first, Node) else first
 
 
 def sample_sizes(module: GraphModule, symbols: Sequence[Any], traced: Sequence[int], count: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from opgraph.torch.graph.aten import value_of
 _MARK = "opgraph_undefined"
 
 
-def undefined(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def undefined(shape: torch.Size, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Returns marked zeros for an undefined gradient, which autograd passes as None."""
     zeros = torch.zeros(shape, dtype=dtype, device=device)
     setattr(zeros, _MARK, True)
