@@ -94,6 +94,13 @@ template <class F, int pass> OG_ONCE void pass_of_groups(const Groups& all, Plac
   }
 }
 
+// The pass with this number. Only the walk over elements is compiled for each pass; all else, once for all passes.
+template <class F> OG_ONCE void one_pass(const Groups& all, int pass, Place<F>& place, const double* totals, double* made) {
+  each<F::passes>([&](auto p) {
+    if (p.value == pass) pass_of_groups<F, p.value>(all, place, totals, made);
+  });
+}
+
 template <class F> OG_ONCE void finish_groups(const Groups& all, const Place<F>& place, const double* totals) {
   Strips<F> strips = {all, place, 0, 0, {}};
   while (strips.next()) {
@@ -102,7 +109,10 @@ template <class F> OG_ONCE void finish_groups(const Groups& all, const Place<F>&
   }
 }
 
-template <class F> OG_FN void start_sums(const Boxes& boxes, Place<F>& place, i64 number) {
+// Starts at the first place of box `number`, with the cells of the sums if they get addends in this pass.
+template <class F> OG_ONCE void start_place(Place<F>& place, const Boxes& boxes, i64 number, bool adds) {
+  place.start(boxes, number);
+  if (!adds) return;
   for (int k = 0; k < F::sums; ++k) place.start_cells(boxes.sum(k), k, boxes.work + number * boxes.leaves + boxes.sum(k).left);
 }
 
@@ -110,57 +120,58 @@ template <class F> OG_FN void start_sums(const Boxes& boxes, Place<F>& place, i6
 template <class F> void box_of_groups(const Groups& all, i64 number) {
   const Boxes& boxes = *all.boxes;
   Place<F> place;
-  place.start(boxes, number);
-  start_sums(boxes, place, number);
+  start_place(place, boxes, number, true);
   double* const totals = all.partials + number * reductions_before<F, F::passes>() * all.lanes();
   do {
-    each<F::passes>([&](auto pass) {
-      pass_of_groups<F, pass.value>(all, place, totals, totals + reductions_before<F, pass.value>() * all.lanes());
-      join_groups<F, pass.value>(all, totals);
-    });
+    double* made = totals;
+    for (int pass = 0; pass < F::passes; made += F::reductions(pass++) * all.lanes()) {
+      one_pass(all, pass, place, totals, made);
+      join_groups<F>(all, pass, totals);
+    }
     finish_groups<F>(all, place, totals);
   } while (place.next(boxes, 0, boxes.space.rank - 1 - all.row_rank));
 }
 
 // A piece of rows; below, the step after all pieces are done, which joins them in order.
-template <class F, int pass> void piece_of_groups(const Groups& all, i64 number) {
-  const Boxes& boxes = *all.boxes;
+template <class F> void piece_of_groups(const Groups& all, int pass, i64 number) {
   Place<F> place;
-  place.start(boxes, number);
-  if (pass + 1 == F::passes) start_sums(boxes, place, number);
+  start_place(place, *all.boxes, number, pass + 1 == F::passes);
   const double* totals = all.totals + number / all.each * reductions_before<F, F::passes>() * all.lanes();
-  pass_of_groups<F, pass>(all, place, totals, all.partials + number * F::most * all.lanes());
+  one_pass(all, pass, place, totals, all.partials + number * F::most * all.lanes());
 }
-template <class F, int pass> void end_of_pieces(const Groups& all) {
+template <How how> OG_ONCE void join_piece(double* total, const double* piece, i64 lanes) {
+  for (i64 i = 0; i < lanes; ++i) total[i] = joined<how>(total[i], piece[i]);
+}
+template <class F> void end_of_pieces(const Groups& all, int pass) {
   const i64 lanes_ = all.lanes();
   for (i64 row = 0; row < all.rows; ++row) {
     double* const totals = all.totals + row * reductions_before<F, F::passes>() * lanes_;
-    each<F::reductions(pass)>([&](auto k) {
-      double* total = totals + (reductions_before<F, pass>() + k.value) * lanes_;
-      for (i64 p = 0; p < all.each; ++p) {
-        const double* piece = all.partials + ((row * all.each + p) * F::most + k.value) * lanes_;
-        for (i64 i = 0; i < lanes_; ++i) total[i] = p ? joined<F::how(pass, k.value)>(total[i], piece[i]) : piece[i];
-      }
+    const double* piece = all.partials + row * all.each * F::most * lanes_;
+    each_reduction<F>(pass, [&](auto how, int k) {
+      double* total = totals + k * lanes_;
+      __builtin_memcpy(total, piece, lanes_ * sizeof(double));
+      for (i64 p = 1; p < all.each; ++p) join_piece<(How)how.value>(total, piece + p * F::most * lanes_, lanes_);
+      piece += lanes_;
     });
-    join_groups<F, pass>(all, totals);
-    if constexpr (pass + 1 == F::passes) {
+    join_groups<F>(all, pass, totals);
+    if (pass + 1 == F::passes) {
       Place<F> place;
-      place.start(*all.boxes, row * all.each);
+      start_place(place, *all.boxes, row * all.each, false);
       finish_groups<F>(all, place, totals);
     }
   }
 }
 
 // Stages as in kernels/cpu/split_reduction.h.
-template <class F, int pass = 0> void stages_of_groups(const Groups& all, i64 begin, i64 end, i64 threads, Parallel parallel) {
-  if constexpr (pass < F::passes) {
-    const i64 count = all.boxes->count, first = pass * count;
+template <class F> void stages_of_groups(const Groups& all, i64 begin, i64 end, i64 threads, Parallel parallel) {
+  const i64 count = all.boxes->count;
+  for (int pass = 0; pass < F::passes; ++pass) {
+    const i64 first = pass * count;
     if (begin < first + count && end > first && begin >= 0) {
-      const auto work = [&](i64 number) { piece_of_groups<F, pass>(all, number); };
+      const auto work = [&](i64 number) { piece_of_groups<F>(all, pass, number); };
       in_threads(work, begin > first ? begin - first : 0, end < first + count ? end - first : count, threads, parallel);
     }
-    if (begin == -1 - pass || (begin == 0 && end == F::passes * count)) end_of_pieces<F, pass>(all);
-    stages_of_groups<F, pass + 1>(all, begin, end, threads, parallel);
+    if (begin == -1 - pass || (begin == 0 && end == F::passes * count)) end_of_pieces<F>(all, pass);
   }
 }
 

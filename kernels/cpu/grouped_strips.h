@@ -14,18 +14,26 @@ struct Groups {
   OG_FN i64 lanes() const { return boxes->space.inner; }
 };
 
+// Calls work(how, number) for each reduction of a pass. `number` counts the reductions of all passes.
+template <class F, class Work> OG_FN void each_reduction(int pass, const Work& work) {
+  each<F::passes>([&](auto p) {
+    if (p.value != pass) return;
+    each<F::reductions(p.value)>([&](auto k) {
+      work(Number<(int)F::how(p.value, k.value)>{}, reductions_before<F, p.value>() + k.value);
+    });
+  });
+}
+
 // Sets each lane to the result of its group.
-template <How how> OG_FN void join_group(double* total, i64 group, i64 lanes) {
+template <How how> OG_ONCE void join_group(double* total, i64 group, i64 lanes) {
   for (i64 first = 0; first < lanes; first += group) {
     double whole = total[first];
     for (i64 i = 1; i < group; ++i) whole = joined<how>(whole, total[first + i]);
     for (i64 i = 0; i < group; ++i) total[first + i] = whole;
   }
 }
-template <class F, int pass> OG_FN void join_groups(const Groups& all, double* totals) {
-  each<F::reductions(pass)>([&](auto k) {
-    join_group<F::how(pass, k.value)>(totals + (reductions_before<F, pass>() + k.value) * all.lanes(), all.group, all.lanes());
-  });
+template <class F> OG_ONCE void join_groups(const Groups& all, int pass, double* totals) {
+  each_reduction<F>(pass, [&](auto how, int k) { join_group<(How)how.value>(totals + k * all.lanes(), all.group, all.lanes()); });
 }
 
 // Neighbouring strips of rows at a place, from lane `begin` on.
