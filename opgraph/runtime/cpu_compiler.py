@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from opgraph.codegen.kernel import KernelSource
@@ -172,6 +173,9 @@ def has_lanes() -> bool:
 
 
 _loaded: dict[str, Any] = {}
+#: By name of the library: held while a thread compiles it.
+_compiling: dict[str, Lock] = {}
+os.register_at_fork(after_in_child=_compiling.clear)  # the thread that holds one does not exist in the child
 #: Entry points of kernels that this process compiled without og::floats, because it lacks one of their ops, or this GCC
 #: does not compile it. They are slower, with bit-identical results.
 without_lanes: list[str] = []
@@ -208,14 +212,15 @@ def load(source: KernelSource, labels: tuple[str, ...], *, flat: bool = False) -
     )
     if name in _loaded:
         return _loaded[name]
-    path = disk.find(name)
-    if path is None:
-        try:
-            path = disk.store(name, _compiled(source, compiler, flags, labels))
-        except OSError as error:
-            raise _no_place(
-                source, error, "make room there, or set TMPDIR and XDG_CACHE_HOME to other folders"
-            ) from error
+    with _compiling.setdefault(name, Lock()):  # another thread may be compiling the same text
+        path = disk.find(name)
+        if path is None:
+            try:
+                path = disk.store(name, _compiled(source, compiler, flags, labels))
+            except OSError as error:
+                raise _no_place(
+                    source, error, "make room there, or set TMPDIR and XDG_CACHE_HOME to other folders"
+                ) from error
     try:
         entry = getattr(ctypes.CDLL(str(path)), source.entry)
     except OSError as error:  # a folder that forbids execution

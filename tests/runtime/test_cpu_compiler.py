@@ -8,7 +8,10 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +49,26 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
     assert entry.stat().st_mtime_ns == before
     assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0
     assert {p.suffix for p in folder.iterdir()} == {".so", ".version"}  # and no partly written files
+
+
+def test_threads_that_need_one_kernel_compile_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers of different sizes may need the same text at once."""
+    begun: list[str] = []
+    compiled = cpu_compiler._compiled
+
+    def slowly(source: Any, *rest: Any) -> bytes:
+        begun.append(source.entry)
+        time.sleep(0.3)
+        return compiled(source, *rest)
+
+    monkeypatch.setattr(cache, "folder", lambda: tmp_path)
+    monkeypatch.setattr(cpu_compiler, "_loaded", {})
+    monkeypatch.setattr(cpu_compiler, "_compiled", slowly)
+    graphs = [og.parse(f"graph(x: f32[{size}]) -> (y)\n  y = Sinh(x)") for size in (64, 128)]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda graph: og.compile(graph)(x=np.zeros(graph.inputs[0].dims, np.float32)), graphs))
+    assert [r.shape for r in results] == [(64,), (128,)]
+    assert len(begun) == 1
 
 
 def test_a_relative_cache_folder_is_ignored(tmp_path: Path) -> None:
