@@ -1,21 +1,27 @@
 """Moves a factor that is one number for a row out of the row's sum: sum(a r) = r sum(a).
 
 The gradient of a norm sums dy (x - mean) r, where r depends on the variance. Without r, the sum is computed in the pass
-of the variance, which saves one pass over the row. If products overflow that a tiny r would have kept in bounds, so
-does the sum; the squares of the variance overflow first. If r is infinite and elements have both signs, the sum is
-infinite instead of NaN. A largest or smallest element stays inside: for a row of no elements it is infinite, and its
-product with their sum is NaN.
+of the variance, which saves one pass over the row. That of a softmax sums dy e / s, where s is the sum of e.
+
+Without r, a product may leave the range of f32: for p = x / sum(x), p p is at most 1 where x x may be infinite, or 0.
+So r moves only if one other factor remains, or two of which one bounds r: (x - mean) if r follows from the sum of its
+squares, which overflows first; e if it is the exponential of x minus the largest x, and s is its sum.
+
+If r is infinite and elements have both signs, the sum is infinite instead of NaN. A largest or smallest element stays
+inside: for a row of no elements it is infinite, and its product with their sum is NaN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from opgraph.loops.loop import Arg, Loop, Statement
 
 #: A product of more factors is not changed.
 _MOST = 8
+#: Ops by which a scale may follow from a sum over its row.
+_SCALES = ("Add", "Sqrt", "Rsqrt", "Reciprocal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,8 @@ class _Products:
     """The products in a loop that have factors with one value for each row."""
 
     def __init__(self, loop: Loop, numbers: Collection[str]) -> None:
+        self.numbers = numbers
+        self.statements = {s.result: s for s in loop.statements}
         self.made: dict[str, Statement] = {}
         self.of_row = {load.name for load in loop.loads if load.align == "rows"}
         for s in loop.statements:
@@ -109,6 +117,38 @@ class _Products:
             else:
                 like = like or own
                 waiting.extend((a, own) for a in reversed(own.args))
-        if waiting or not of_row:
+        if waiting or not of_row or not self._is_in_range(factors, [factor for _, factor in of_row]):
             return None
         return _Product(tuple(factors), tuple(of_row), like or s)
+
+    def _is_in_range(self, factors: Sequence[Arg], of_row: Sequence[str]) -> bool:
+        """True if the products of these factors stay in the range of f32 where the loop's other values do."""
+        if len(factors) != 2:
+            return len(factors) == 1
+        sums = [self._sums_that_bound(factor) for factor in factors]
+        return any(all(self._follows(factor, own) for factor in of_row) for own in sums)
+
+    def _sums_that_bound(self, factor: Arg) -> set[str]:
+        """The sums over a row that show how large a factor is: of its squares, or its own if it is at most 1."""
+        added = {s.result for s in self.statements.values() if s.kind == "Square" and s.args == (factor,)}
+        added |= {s.result for s in self.statements.values() if s.kind == "Multiply" and s.args == (factor, factor)}
+        if self._is_shifted_exponential(factor):
+            added.add(str(factor))
+        return {s.result for s in self.statements.values() if s.reduces and s.row.is_sum and s.args[0] in added}
+
+    def _is_shifted_exponential(self, factor: Arg) -> bool:
+        """True for Exp(x - ReduceMax(x))."""
+        exponential = self.statements.get(str(factor))
+        shifted = self.statements.get(str(exponential.args[0])) if exponential and exponential.kind == "Exp" else None
+        if shifted is None or shifted.kind != "Subtract":
+            return False
+        largest = self.statements.get(str(shifted.args[1]))
+        return largest is not None and largest.kind == "ReduceMax" and largest.args[0] == shifted.args[0]
+
+    def _follows(self, factor: str, sums: Collection[str]) -> bool:
+        """True if a row factor follows from one of these sums, by adding numbers, roots and reciprocals alone."""
+        made = self.statements.get(factor)
+        if factor in sums or made is None or made.kind not in _SCALES:
+            return factor in sums
+        read = [a for a in made.args if isinstance(a, str) and a not in self.numbers]
+        return len(read) == 1 and self._follows(read[0], sums)

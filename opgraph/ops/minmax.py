@@ -246,11 +246,13 @@ CLAMP = pointwise(
         "src": lambda attrs, given: (
             "Select(And(GreaterEqual(src, low), LessOrEqual(src, high)), d, 0)"
             if {"low", "high"} <= set(given)
+            else "Select(And(GreaterEqual(src, low), LessOrEqual(src, $max)), d, 0)"
+            if "low" in given and "max" in attrs
             else "Select(Equal(dst, src), d, 0)"
             if attrs.get("min", -math.inf) <= attrs.get("max", math.inf)
             else "0"
         ),
-        # Bounds that meet, as in torch: what lies below is high's, and high's alone what lies above.
+        # Where the bounds are equal or out of order, all values are high, as in torch: low has no gradient.
         "low": lambda attrs, given: (
             "Select(And(Less(src, low), Less(low, high)), d, 0)"
             if "high" in given

@@ -21,6 +21,8 @@ from opgraph.ir.logical_tensor import LogicalTensor
 #: Pairs (boolean tensor, the value it must have), all of which must hold.
 Conditions: TypeAlias = frozenset[tuple[int, bool]]
 ALWAYS: Conditions = frozenset()
+#: The same, in the order of the conditions' first use.
+Path: TypeAlias = tuple[tuple[int, bool], ...]
 #: Most single conditions of a contribution; more become one mask, else a chain of n choices would have n^2 / 2.
 MOST = 8
 #: Most groups of contributions for which each group's conditions are written out.
@@ -52,7 +54,9 @@ class Conditional:
         more = conditions | {self._when(condition, holds)}
         if len(more) <= MOST:
             return more
-        return frozenset({self._when(self._mask([more]), True)})
+        mask = self._mask([self._path(more)])
+        assert mask is not None
+        return frozenset({self._when(mask, True)})
 
     def spread(self, conditions: Conditions, like: LogicalTensor, attrs: Mapping[str, Any]) -> Conditions:
         """The same conditions broadcast to a shape, as BroadcastTo does with these attributes."""
@@ -62,10 +66,11 @@ class Conditional:
     def total(self, parts: Sequence[Contribution]) -> Contribution:
         """The sum of contributions, as a single contribution to which a rule may be applied."""
         total, own = self._sum(parts)
-        if not all(own):
+        mask = self._mask([self._path(conditions) for conditions in own])
+        if mask is None:
             return total
         # Where no contribution counts, the sum is 0, and a derivative may be infinite there.
-        return Contribution(total.value, total.conditions | {self._when(self._mask(own), True)})
+        return Contribution(total.value, total.conditions | {self._when(mask, True)})
 
     def written_total(self, parts: Sequence[Contribution]) -> LogicalTensor:
         """The sum of contributions, written out."""
@@ -81,7 +86,8 @@ class Conditional:
             ((conditions, value),) = groups.items()
             return Contribution(value, conditions), (ALWAYS,)
         if len(groups) > FEW:
-            return self._nested(groups), (ALWAYS,)
+            nested = self._nested(groups)
+            return nested, [conditions - nested.conditions for conditions in groups]
         common = frozenset.intersection(*groups)
         own = {c - common: v for c, v in groups.items()}
         values = [self.written(Contribution(v, c)) for c, v in own.items()]
@@ -96,20 +102,24 @@ class Conditional:
         self._ranks.setdefault(condition.id, len(self._ranks))
         return condition.id, holds
 
-    def _mask(self, alternatives: Iterable[Conditions]) -> LogicalTensor:
-        """A mask that is true where all conditions of at least one of the alternatives hold."""
+    def _mask(self, paths: Sequence[Path]) -> LogicalTensor | None:
+        """A mask that is true where all conditions of at least one path hold; None if that is everywhere.
+
+        A condition that several paths begin with is written once.
+        """
+        if () in paths:
+            return None
+        rests = {first: self._mask([path[1:] for path in paths if path[0] == first]) for first, *_ in paths}
         found: LogicalTensor | None = None
-        for conditions in alternatives:
-            mask: LogicalTensor | None = None
-            for id, value in self._path(conditions):
-                one = self._tensors[id] if value else self._builder("Not", self._tensors[id])
-                mask = one if mask is None else self._builder("And", mask, one)
-            assert mask is not None
+        for (id, holds), rest in rests.items():
+            if rest is None and rests.get((id, not holds), self) is None:
+                return None
+            mask = self._tensors[id] if holds else self._builder("Not", self._tensors[id])
+            mask = mask if rest is None else self._builder("And", mask, rest)
             found = mask if found is None else self._builder("Or", found, mask)
-        assert found is not None
         return found
 
-    def _path(self, conditions: Conditions) -> tuple[tuple[int, bool], ...]:
+    def _path(self, conditions: Conditions) -> Path:
         """Conditions in the order of their first use: those that contributions share come first."""
         return tuple(sorted(conditions, key=lambda pair: (self._ranks[pair[0]], pair[1])))
 
@@ -134,7 +144,7 @@ class Conditional:
     def _nested(self, groups: dict[Conditions, LogicalTensor]) -> Contribution:
         """The sum of many contributions. A shared condition is written once, around the sum of those under it."""
         sums = {self._path(conditions): value for conditions, value in groups.items()}
-        levels: list[list[tuple[tuple[int, bool], ...]]] = [[] for _ in range(MOST + 1)]
+        levels: list[list[Path]] = [[] for _ in range(MOST + 1)]
         for path in sums:
             levels[len(path)].append(path)
         for depth in range(MOST, 0, -1):

@@ -36,7 +36,8 @@ def gradient(graph: Graph, wrt: Sequence[str]) -> Graph:
         Unimplemented: an op on the way has no gradient; the message gives the reason.
 
     The branch of a Select that is not taken adds nothing to the gradient, even where that branch is infinite or NaN.
-    The exception is a branch that was broadcast to the shape of the condition: it adds 0 times its derivative.
+    A branch that was broadcast to the shape of the condition adds 0 times its derivative, and so does one with an op
+    between it and the Select that is not elementwise, such as a reshape or a transposition.
     Source: reverse accumulation; Griewank and Walther, Evaluating Derivatives, 2nd edition, 2008.
     """
     return differentiated(prepared(graph, wrt), wrt)

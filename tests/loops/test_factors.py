@@ -45,24 +45,49 @@ def test_a_factor_of_the_row_comes_after_the_sum(product: tuple[str, ...], then:
     assert changed(*product, "t3: f32 = ReduceSum(t2)", "store f32 t3 per row") == [*BEFORE, *then]
 
 
-def test_several_factors_come_after_it_in_turn_and_the_others_are_multiplied_before() -> None:
-    found = changed(
-        "t2: f32 = Multiply(x1, t1)",
-        "t3: f32 = Divide(t2, t0)",
-        "t4: f32 = Multiply(x0, t3)",
-        "t5: f32 = Multiply(t4, x2)",
-        "t6: f32 = ReduceMean(t5)",
-        "store f32 t6 per row",
+@pytest.mark.parametrize(
+    ("lines", "then"),
+    [
+        (
+            ("t1: f32 = Square(x0)", "t2: f32 = ReduceMean(t1)", "t3: f32 = Add(t2, 0.001)", "t4: f32 = Rsqrt(t3)",
+             "t5: f32 = Multiply(x0, t4)", "t6: f32 = Multiply(x1, t5)", "t7: f32 = Divide(t6, t4)"),
+            ("ReduceSum({product})", "Divide({sum}, t4)", "Multiply({sum}, t4)"),
+        ),
+        (
+            ("t1: f32 = ReduceMax(x0)", "t2: f32 = Subtract(x0, t1)", "t3: f32 = Exp(t2)", "t4: f32 = ReduceSum(t3)",
+             "t5: f32 = Divide(t3, t4)", "t6: f32 = Multiply(t5, t5)"),
+            ("ReduceSum({product})", "Divide({sum}, t4)", "Divide({sum}, t4)"),
+        ),
+    ],
+    ids=("a norm", "a softmax"),
+)  # fmt: skip
+def test_factors_that_another_factor_bounds_come_after_the_sum_in_turn(
+    lines: tuple[str, ...], then: tuple[str, ...]
+) -> None:
+    """The other two factors are multiplied before."""
+    last = lines[-1].partition(":")[0]
+    text = "".join(f"  {line}  # 0\n" for line in ("t0: f32 = Identity(x0)", *lines, f"t9: f32 = ReduceSum({last})"))
+    loop = parse_loop(HEAD.partition("  t0")[0] + text + "  store f32 t9 per row\n")
+    product, *rest = without_row_factors(loop).statements[-len(then) - 1 :]
+    assert product.kind == "Multiply"
+    shown = [f"{s.kind}({', '.join(map(str, s.args))})" for s in rest]
+    assert shown[0] == then[0].format(product=product.result)
+    before = [s.result for s in rest[:-1]]
+    assert sorted(shown[1:]) == sorted(t.format(sum=name) for t, name in zip(then[1:], before, strict=True))
+    assert rest[-1].result == "t9"
+
+
+@pytest.mark.parametrize("value", [1e20, 1.0, 1e-25])
+@pytest.mark.parametrize("other", ["p", "x"])
+def test_a_factor_that_keeps_the_product_in_range_stays_in_the_sum(value: float, other: str) -> None:
+    """The square of 1e20 is infinite in f32, and that of 1e-25 is 0."""
+    graph = og.parse(
+        "graph(x: f32[1,40]) -> (y)\n  s = ReduceSum(x, axes=[-1], keep_dims=true)\n  p = Divide(x, s)\n"
+        f"  q = Multiply(p, {other})\n  y = ReduceSum(q, axes=[-1])"
     )
-    sums = [line for line in found if "ReduceMean" in line]
-    (product,) = [line for line in found if "Multiply(x" in line]
-    assert product.endswith(("Multiply(x0, x1)", "Multiply(x1, x0)"))
-    assert len(sums) == 1 and sums[0].endswith(f"ReduceMean({product[:2]})")
-    applied = found[found.index(sums[0]) + 1 :]
-    assert sorted(line.partition("= ")[2].partition("(")[0] + line[-4:] for line in applied) == [
-        "Divide t0)", "Multiply t1)", "Multiply x2)",
-    ]  # fmt: skip
-    assert applied[-1].startswith("t6: f32 =")
+    x = np.full((1, 40), value, np.float32)
+    truth = 40 * (0.025 if other == "p" else float(x[0, 0])) / 40
+    np.testing.assert_allclose(og.compile(graph)(x=x), [truth], rtol=1e-6)
 
 
 LEFT = {

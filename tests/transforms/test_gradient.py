@@ -192,8 +192,34 @@ def test_a_value_of_two_branches_that_leave_a_third_never_shows_there() -> None:
         np.testing.assert_allclose(made["d_z"], [-3 / 13, -3 / 13, 0, 0])
 
 
+@pytest.mark.parametrize("count", [2, 4, 5, 6, 12])
+@pytest.mark.parametrize("nested", [False, True], ids=["separate", "nested"])
+def test_a_value_that_no_branch_takes_has_no_gradient(count: int, nested: bool) -> None:
+    """Each of the branches reads a square root, whose derivative at 0 is infinite."""
+    g = og.Graph()
+    x = g.input("x", "f64", ("n",))
+    root = g.add_op("Sqrt", x)
+    total: og.LogicalTensor | None = None
+    for k in range(count):
+        term = g.add_op("Multiply", root, float(k + 1))
+        if nested:
+            term = g.add_op("Select", g.add_op("Less", x, float(k + 3)), term, 0.0)
+        term = g.add_op("Select", g.add_op("Greater", x, float(k)), term, 0.0)
+        total = term if total is None else g.add_op("Add", total, term)
+    assert total is not None
+    g.output(total)
+    x_values = np.array([0.0, 0.5, 2.5, 9.0, 100.0])
+    slope = np.zeros(5)
+    for k in range(count):
+        taken = (x_values > k) & ((x_values < k + 3) | (not nested))
+        slope[taken] += (k + 1) / (2 * np.sqrt(x_values[taken]))
+    h = og.gradient(g.finalize(), wrt="x")
+    got = og.evaluate(h, {t.name: x_values if t.name == "x" else np.ones(5) for t in h.inputs})
+    np.testing.assert_allclose(got, slope, rtol=1e-12)
+
+
 def test_a_leak_would_be_seen() -> None:
-    """The gradient that writes the Select directly is NaN: the test above would detect it."""
+    """The gradient that writes the Select directly is NaN: the tests above would detect it."""
     with np.errstate(all="ignore"):
         x = np.array([-1.0])
         assert np.isnan(np.where(x > 0, 1.0, 0.0) * 0.5 / np.sqrt(x)).all()
