@@ -11,7 +11,7 @@ wherever the former is finite (tests/ops/test_gradients.py checks this for each 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
