@@ -29,7 +29,7 @@ OG_FN u32 tempered(u32 y) {
   return y ^ (y >> 18);
 }
 
-/// The next 624 words. No loop reads what its own last 227 iterations have written.
+/// The next 624 words. A loop reads none of the words that its own last 226 iterations have written.
 OG_FN void twist(u32* words) {
   constexpr i64 near = TWISTER_WORDS - TWISTER_DISTANCE;
   OG_VECTORIZE

@@ -48,7 +48,7 @@ def _constants_fit(op: Op) -> None:
     """One scale for the tensor, or any number for channels. Zero points, if given, are as many; there are none for f8.
 
     Raises:
-        InvalidGraphOp: other numbers of them, or a scale that is not positive.
+        InvalidGraphOp: other numbers of them. The values of scales are not checked.
     """
     scales, zps = attr_of(op, "scales"), attr_of(op, "zps") if "zps" in op.attrs else ()
     wrong = ""

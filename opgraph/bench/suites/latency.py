@@ -70,7 +70,7 @@ def measured(
     """Milliseconds, cold and warm, of compiling a partition alone and of the first compilation in a process.
 
     Args:
-        with_torch: torch.compile is measured too, which takes some 10 s for each pair.
+        with_torch: torch.compile is measured too, which takes some 20 s for each pair.
         seconds: the remaining time of the run; None for no limit.
     """
     import time

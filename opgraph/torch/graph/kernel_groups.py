@@ -8,7 +8,8 @@ value that is recomputed for a library call that may run later moves, with that 
 memory: in backward, an activation for the gradient of a weight moves to the activation's own gradient.
 
 The result of a row reduction is available in the same kernel. Rows are the last axes, or axes along which memory lies
-in runs, such as the images of a channel. If a group has two kinds of rows, the second is summed down columns.
+in runs, such as the images of a channel. If a group has several kinds of rows, those along other axes than the last are
+summed down columns.
 
 Random ops run in the order of the graph, which is eager's: they share one stream of numbers. A write keeps its place
 among the reads of that memory.
