@@ -299,6 +299,21 @@ def third_padded(x):
     return F.pad(x[: n // 3].sin(), (0, 0, n // 3, n - 2 * (n // 3))) * x
 
 
+def half_read(x):
+    return (x * 2)[: x.shape[0] // 2].exp()
+
+
+def half_filled(x):
+    y = x * 2
+    y[: x.shape[0] // 2] = 0
+    return y.exp()
+
+
+def half_padded(x):
+    half = x.shape[0] // 2
+    return F.pad(x[:half].exp(), (0, 0, 0, x.shape[0] - half)) + x
+
+
 @pytest.mark.parametrize(
     ("function", "sizes", "width"),
     [
@@ -306,14 +321,19 @@ def third_padded(x):
         (half_written, (8, 6, 9, 7, 8), 5),
         (last_half_written, (8, 6, 9, 7, 8), 7),
         (third_padded, (8, 6, 9, 7, 8, 11), 7),
+        *[(function, (7, 9, 12, 5, 13, 3, 17), None) for function in (half_read, half_filled, half_padded)],
     ],
 )
 def test_a_part_that_fills_half_of_an_axis_for_even_sizes_alone(function, sizes, width):
-    """In the two programs that the one for all sizes is made of, the part may fill a whole number of blocks."""
+    """In the two programs that the one for all sizes is made of, the part may fill a whole number of blocks.
+
+    Without a width, images are square, and the third sample of sizes is odd.
+    """
     torch._dynamo.reset()
     fused = torch.compile(function, backend="opgraph")
     for size in sizes:
-        x, y = (torch.linspace(-1, 1, size * width).view(size, width).requires_grad_() for _ in range(2))
+        columns = width or size
+        x, y = (torch.linspace(-1, 1, size * columns).view(size, columns).requires_grad_() for _ in range(2))
         got, wanted = fused(x), function(y)
         torch.testing.assert_close(got, wanted)
         got.sum().backward()

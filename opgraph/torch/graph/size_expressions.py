@@ -84,7 +84,9 @@ class Expressions:
                 self._equal += self._blocks([self._text_of(number) for number in numbers])
 
     def _blocks(self, texts: Sequence[str | None]) -> list[str]:
-        """The conditions under which a part fills the block of an axis that it fills for all samples (`axis_splits`).
+        """The conditions under which a part fills the block of an axis that it fills in both programs (`axis_splits`).
+
+        The programs are made for the first two samples. The third may not fit: it shows nothing about the programs.
 
         Args:
             texts: of the sizes of the axis and of the part, and of the part's first place.
@@ -93,7 +95,7 @@ class Expressions:
         if whole is None or part is None or first is None:
             return []
         blocks = set()
-        for size, own, begin in (self._function([whole, part, first])(*sizes) for sizes in self._samples):
+        for size, own, begin in (self._function([whole, part, first])(*sizes) for sizes in self._samples[:2]):
             if not own or size % own or begin % own:
                 return []
             blocks.add((size // own, begin // own))
