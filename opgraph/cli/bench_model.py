@@ -10,8 +10,8 @@ from opgraph.bench.peers.table import look
 from opgraph.bench.results import Results
 from opgraph.bench.suites import models
 from opgraph.cli.feeds import Port, feeds_for
-from opgraph.cli.main import UsageError
-from opgraph.cli.models import ONNX, form_of, load_model
+from opgraph.cli.main import UsageError, check_place
+from opgraph.cli.models import ONNX, files_of, form_of, load_model
 from opgraph.cli.terminal import progress
 
 
@@ -22,6 +22,8 @@ def of_model(args: argparse.Namespace) -> Results:
     with progress() as step:
         step("reading the model")
         graph = load_model(args.model)
+        if args.json is not None:
+            check_place(args.json, "--json", reads=files_of(graph))
         ports = [Port(t.name or f"t{t.id}", t.dtype, t.dims) for t in graph.inputs]
         feeds = feeds_for(args, ports)
         step("looking for peers")

@@ -140,6 +140,8 @@ def _size(dim: int | str | None, sizes: Mapping[str, int], name: str) -> int:
         return dim
     if dim is None:
         return SMALL_SIZES[0]
+    if dim in sizes:  # it may be a keyword of Python
+        return sizes[dim]
     try:
         value = _computed(ast.parse(dim, mode="eval").body, sizes)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):

@@ -37,9 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns: the exit status. Errors are three lines on stderr; `--traceback` shows where they came from.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    with warnings.catch_warnings(), _stoppable() as signals:
+    with warnings.catch_warnings(), _escaping(sys.stdout), _escaping(sys.stderr), _stoppable() as signals:
         warnings.showwarning = _show_warning
         return _guarded(lambda: _run(args), show_traceback="--traceback" in args, signals=signals)
+
+
+@contextlib.contextmanager
+def _escaping(stream: Any) -> Iterator[None]:
+    """Lets a stream write escapes for characters that its encoding lacks: names in models may have any."""
+    before = getattr(stream, "errors", None)
+    if before != "strict" or not hasattr(stream, "reconfigure"):
+        yield
+        return
+    stream.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=before)
 
 
 def _run(args: Sequence[str]) -> int:

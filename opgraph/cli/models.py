@@ -37,7 +37,9 @@ def form_of(path: str) -> str:
         )
     with file.open("rb") as opened:
         head = opened.read(4096)
-    text = _without_remarks(head.removeprefix(codecs.BOM_UTF8))
+        text = _without_remarks(head.removeprefix(codecs.BOM_UTF8))
+        while (not text or text.startswith(b"#")) and (more := opened.read(4096)):  # the last remark may go on
+            text = _without_remarks(text + more)
     if not head:
         raise ModelError("the file is empty", where=path, fix="write it again")
     if text.startswith(b"{"):
@@ -50,6 +52,12 @@ def _without_remarks(head: bytes) -> bytes:
     while len(lines) > 1 and (lines[0].lstrip().startswith(b"#") or not lines[0].strip()):
         lines.pop(0)
     return b"\n".join(lines).lstrip()
+
+
+def files_of(graph: Graph) -> set[str]:
+    """The files that a graph was read from and may still read: an ONNX file and its data files."""
+    origin = getattr(graph.source, "origin", None)
+    return origin.files() if origin is not None else set()
 
 
 def load_model(path: str) -> Graph:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from opgraph.cli.draw import draw
 from opgraph.cli.main import check_place, refuse_passed_over
-from opgraph.cli.models import load_model
+from opgraph.cli.models import files_of, load_model
 from opgraph.cli.sources import kernel_sources
 from opgraph.cli.stages import stage_texts
 from opgraph.cli.terminal import console, printable, progress, table
@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     with progress() as step:
         step("reading the model")
         graph = load_model(args.model)
+        if args.draw:
+            check_place(args.draw, "--draw", reads=files_of(graph))
         if args.text:
             print(graph)
             return 0

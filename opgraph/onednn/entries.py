@@ -25,7 +25,7 @@ VERSION = "3.14.0"
 #: Ids are size_t; dnnl_max_ndims is 12.
 _NO_ID, _MOST_DIMS = 1 << 64, 12
 ENGINE_OF = {"cpu": "cpu", "gpu": "cuda"}
-_KIND_OF = {ours: theirs for theirs, ours in ENGINE_OF.items()}
+KIND_OF = {ours: theirs for theirs, ours in ENGINE_OF.items()}
 
 
 def head_entry(graph: Graph) -> Entry:
@@ -33,7 +33,7 @@ def head_entry(graph: Graph) -> Entry:
     made = {t.id for op in graph.ops for t in op.outputs}
     return {
         "version": VERSION,
-        "engine_kind": _KIND_OF[graph.engine],
+        "engine_kind": KIND_OF[graph.engine],
         "fpmath_mode": "strict",
         "fpmath_mode_apply_to_int": "false",
         "input_ports": [t.id for op in graph.ops for t in op.inputs if t.id not in made],

@@ -14,7 +14,7 @@ from opgraph.ir.modes import FPMATH_MODES
 from opgraph.ir.opdef import find
 from opgraph.ir.pause_gc import no_collector
 from opgraph.onednn.document import UNKNOWN, Entry, read_document
-from opgraph.onednn.entries import ENGINE_OF, op_entry
+from opgraph.onednn.entries import ENGINE_OF, KIND_OF, op_entry
 from opgraph.onednn.record import FileRecord
 from opgraph.onednn.repair import repaired
 
@@ -166,6 +166,9 @@ def _attr_value(name: str, attr: Entry, op: Entry) -> Any:
 
 def _record(graph: Graph, document: Entry) -> FileRecord:
     ops = document["graph"]
+    head = {name: value for name, value in document.items() if name != "graph"}
+    if graph.engine != ENGINE_OF[head["engine_kind"]]:  # the caller's, not the file's
+        head["engine_kind"] = KIND_OF[graph.engine]
     entries = {}
     by_id = {op.id: op for op in graph.ops}
     for entry in ops:
@@ -177,7 +180,7 @@ def _record(graph: Graph, document: Entry) -> FileRecord:
             entries[entry["id"]] = entry
     order = tuple([entry["id"] for entry in ops])
     return FileRecord(
-        head={name: value for name, value in document.items() if name != "graph"},
+        head=head,
         entries=entries,
         order=order if order != tuple([op.id for op in graph.ops]) else None,
     )

@@ -113,7 +113,7 @@ def find_compiler() -> Compiler | None:
     """The compiler to use: the one in CXX, else the first on the PATH that runs, else the ziglang wheel, else None."""
     _unusable.clear()
     for words in (os.environ.get("CXX", "").split(), *([name] for name in _COMPILERS)):
-        found = [shutil.which(word) for word in words]  # "ccache g++" are two programs
+        found = [path and os.path.abspath(path) for path in map(shutil.which, words)]  # "ccache g++" are two programs
         if found and found[0] is not None:
             command = (found[0], *words[1:])
             identity = " ".join((*map(_file_identity, filter(None, found)), *words[1:]))

@@ -55,7 +55,7 @@ def engine_of(device: str | Engine) -> Engine:
     if isinstance(device, Engine):
         return device
     kind, _, index = str(device).partition(":")
-    if index and not index.isdigit():
+    if index and not (index.isascii() and index.isdigit()):
         raise InvalidArguments(f"unknown device {device!r}", where="device", fix='use "cpu", "cuda" or "cuda:1"')
     return Engine(kind, int(index or 0))
 

@@ -90,6 +90,8 @@ class Ports:
             )
         merged = {self._by_id.get(k, k) if isinstance(k, int) else k: v for k, v in feeds.items()}
         twice = merged.keys() & named.keys()
+        if len(merged) != len(feeds):  # by name and by id
+            twice |= {name for id, name in self._by_id.items() if id in feeds and name in feeds}
         if twice:
             raise InvalidArguments(
                 f"{', '.join(sorted(map(str, twice)))} is given twice",

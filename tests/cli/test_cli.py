@@ -513,6 +513,38 @@ def test_fuse_writes_no_library_over_the_data_of_its_input(
     assert data.read_bytes() == before and sorted(tmp_path.iterdir()) == sorted([model, data])
 
 
+@pytest.mark.parametrize("command", [("bench", "--budget", "1", "--json"), ("show", "--draw")], ids=["bench", "show"])
+def test_results_do_not_overwrite_the_data_of_a_model(
+    command: tuple[str, ...], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data,) = [p for p in tmp_path.iterdir() if p != model]
+    named = data.rename(data.with_suffix(".svg"))
+    proto = onnx.load(model, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = named.name if entry.key == "location" else entry.value
+    model.write_bytes(proto.SerializeToString())
+    before = named.read_bytes()
+    name, *options = command
+    assert run(name, model, *options, named) == 2
+    assert "which is read" in error_lines(capsys)[0]
+    assert named.read_bytes() == before
+
+
+def test_a_terminal_without_unicode_shows_escapes(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.onnx", name="é→")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "opgraph", "show", str(tmp_path / "model.onnx")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert r"\xe9\u2192" in done.stdout
+
+
+def test_a_text_graph_may_follow_long_remarks(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text_file.write_text("# a remark that is repeated\n" * 400 + text_file.read_text())
+    assert run("show", text_file) == 0 and "1 swiglu" in capsys.readouterr().out
+
+
 def test_fuse_keeps_what_makes_a_model_slower(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

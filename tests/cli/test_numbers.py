@@ -117,6 +117,11 @@ def test_symbols_get_the_sizes_that_are_given_and_expressions_follow() -> None:
     assert all(np.array_equal(feeds[k], again[k]) for k in feeds)
 
 
+def test_a_symbol_may_be_a_keyword_of_python() -> None:
+    port = Port("x", "f32", ("in", 3))
+    assert random_feeds([port], sizes_for([port], parse_sizes(["in=4"])))["x"].shape == (4, 3)
+
+
 @pytest.mark.parametrize(
     "dim", ["__import__('os').getpid()", "2 ** 99999999", "batch - 9", "((" * 3000, "seq.real", "1 // 0", "other + 1"]
 )

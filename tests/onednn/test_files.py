@@ -17,7 +17,7 @@ from opgraph.cli import main
 from opgraph.errors import InvalidArguments, InvalidGraphOp, InvalidShape, ModelError, OpGraphError, Unimplemented
 from opgraph.ir.opdef import all_ops
 from opgraph.onednn.document import UNKNOWN
-from opgraph.onednn.entries import is_onednn, op_entry
+from opgraph.onednn.entries import ENGINE_OF, is_onednn, op_entry
 from opgraph.onednn.record import FileRecord
 from opgraph.onednn.repair import repaired
 
@@ -137,7 +137,9 @@ def test_a_file_is_a_graph_of_named_tensors(tmp_path: Path) -> None:
 def test_engine_kinds_have_other_names(word: str, kind: str, tmp_path: Path) -> None:
     g = loaded(tmp_path, op(0, "Abs", [tensor(0)], [tensor(1)]), engine_kind=word)
     assert g.engine == kind and dumped(tmp_path, g)["engine_kind"] == word
-    assert og.onednn.load(tmp_path / "graph.json", engine="cpu").engine == "cpu"
+    other = {"cpu": "cuda", "cuda": "cpu"}[kind]
+    moved = og.onednn.load(tmp_path / "graph.json", engine=other)
+    assert moved.engine == other and ENGINE_OF[dumped(tmp_path, moved)["engine_kind"]] == other
 
 
 def test_the_smallest_integer_means_unknown(tmp_path: Path) -> None:

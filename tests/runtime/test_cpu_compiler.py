@@ -275,6 +275,36 @@ def test_without_a_compiler_torch_runs_the_partition_and_says_so() -> None:
     assert done.stderr.count("run op by op in torch") == 1 and "opgraph[compiler]" in done.stderr
 
 
+def test_torch_without_a_compiler_ignores_its_default_device() -> None:
+    pytest.importorskip("torch")
+    halved = """
+import numpy as np, opgraph as og, torch
+torch.set_default_device("meta")
+print(og.compile(og.parse("graph(x: f32[?]) -> (y)\\n  y = Multiply(x, 0.5)"))(x=np.ones(1, np.float32)))
+"""
+    done = run(NO_COMPILER + without("") + halved)
+    assert done.stdout.strip() == "[0.5]", done.stderr
+
+
+def test_a_compiler_with_a_relative_path_runs_in_any_folder(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    (tmp_path / "own++").symlink_to(compiler)
+    code = (
+        f"""
+import os, numpy as np, opgraph as og
+os.chdir({str(tmp_path)!r})
+from opgraph.runtime import cpu_compiler
+assert cpu_compiler.find_compiler() is not None
+os.chdir("/")
+"""
+        + PROGRAM
+    )
+    done = run(code, CXX="./own++", XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.stdout.strip() == "0.5", done.stderr
+
+
 def test_without_compiler_and_torch_numpy_runs_it_and_says_so() -> None:
     done = run(NO_COMPILER + without("torch") + PROGRAM)
     assert done.stdout.strip() == "0.5", done.stderr

@@ -372,6 +372,22 @@ def test_torch_tensors_come_back_as_torch_tensors() -> None:
     assert torch.equal(out, got)
 
 
+@pytest.mark.parametrize("dtype", ["f8_e4m3", "f8_e5m2"])
+def test_torch_tensors_of_8_bit_floats_are_arguments_and_results(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    of_torch = {"f8_e4m3": torch.float8_e4m3fn, "f8_e5m2": torch.float8_e5m2}[dtype]
+    to_steps, from_steps = og.Graph(), og.Graph()
+    for graph, kind, given, made in ((to_steps, "Quantize", "f32", dtype), (from_steps, "Dequantize", dtype, "f32")):
+        op = og.Op(0, kind, [og.LogicalTensor(0, given, (4,))], [og.LogicalTensor(1, made, (4,))], name="op")
+        op.set_attr("scales", [0.5])
+        graph.add_op(op)
+        graph.finalize()
+    steps = og.compile(to_steps)({0: torch.tensor([1.0, 2, 3, 4])})
+    assert steps.dtype is of_torch and steps.float().tolist() == [2, 4, 6, 8]
+    values = og.compile(from_steps)({0: steps})
+    assert values.dtype is torch.float32 and values.tolist() == [1, 2, 3, 4]
+
+
 def test_a_constant_that_a_torch_caller_gets_is_its_own() -> None:
     torch = pytest.importorskip("torch")
     f = og.compile(og.parse("graph(x: f32[2]) -> (y, k)\n  const k: f32[2] = [1, 2]\n  y = Add(x, k)"))
@@ -392,6 +408,12 @@ BAD_CALLS: dict[str, tuple[type[Exception], Callable[[og.Executable], object]]] 
     "missing": (og.errors.InvalidArguments, lambda f: f(x=np.ones(4, F32))),
     "unknown": (og.errors.InvalidArguments, lambda f: f(x=np.ones(4, F32), y=np.ones(4, F32), z=1)),
     "twice": (og.errors.InvalidArguments, lambda f: f({"x": np.ones(4, F32)}, x=np.ones(4, F32))),
+    "by name and by id": (
+        og.errors.InvalidArguments,
+        lambda f: f(
+            {"x": np.ones((1, 4), F32), f.graph.inputs[0].id: np.zeros((1, 4), F32), "y": np.ones((1, 4), F32)}
+        ),
+    ),
     "no array": (og.errors.InvalidArguments, lambda f: f(x=[1, 2], y=np.ones(4, F32))),
     "dtype": (og.errors.InvalidDataType, lambda f: f(x=np.ones(4), y=np.ones(4, F32))),
     "shape": (og.errors.InvalidShape, lambda f: f(x=np.ones(5, F32), y=np.ones(4, F32))),

@@ -15,7 +15,13 @@ from opgraph.loops.interpret import Library
 from opgraph.ops.conversion import cast
 from opgraph.runtime.providers.torch_dtypes import TORCH_DTYPES
 
-_BF16 = dtypes.get("bf16").numpy
+#: Floats that NumPy knows as dtypes of ml_dtypes, which torch does not read: tensors are exchanged as their bits.
+_BITS = {
+    torch.bfloat16: (torch.uint16, dtypes.get("bf16").numpy),
+    torch.float8_e4m3fn: (torch.uint8, dtypes.get("f8_e4m3").numpy),
+    torch.float8_e5m2: (torch.uint8, dtypes.get("f8_e5m2").numpy),
+}
+_OF_BITS = {numpy: (np.dtype(f"u{numpy.itemsize}"), torch_dtype) for torch_dtype, (_, numpy) in _BITS.items()}
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -47,8 +53,9 @@ class _Memory:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     """A NumPy array on the same memory."""
     plain = tensor.detach()
-    if plain.dtype is torch.bfloat16:
-        return to_numpy(plain.view(torch.uint16)).view(_BF16)
+    if plain.dtype in _BITS:
+        bits, dtype = _BITS[plain.dtype]
+        return to_numpy(plain.view(bits)).view(dtype)
     if plain.numel() == 0 or plain.is_neg() or plain.device.type != "cpu" or plain.dtype.is_complex:
         return plain.numpy()
     # `.numpy()` makes the storage non-resizable for ever, but sharded training resizes storages of parameters.
@@ -57,8 +64,9 @@ def to_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 def from_numpy(array: np.ndarray) -> torch.Tensor:
     """A tensor on the same memory."""
-    if array.dtype == _BF16:
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    if array.dtype in _OF_BITS:
+        bits, dtype = _OF_BITS[array.dtype]
+        return torch.from_numpy(array.view(bits)).view(dtype)
     return torch.from_numpy(array)
 
 
@@ -103,8 +111,8 @@ def _remainder(record: OpDef, a: torch.Tensor, b: torch.Tensor, **attrs: Any) ->
 TORCH = Library(
     taken=lambda array: from_numpy(_writable(array)),
     given=lambda tensor: to_numpy(tensor.contiguous()),
-    count=torch.arange,
-    number=lambda value, dtype: torch.tensor(value, dtype=TORCH_DTYPES[dtype]),
+    count=partial(torch.arange, device="cpu"),  # not on the caller's default device
+    number=lambda value, dtype: torch.tensor(value, dtype=TORCH_DTYPES[dtype], device="cpu"),
     convert=lambda tensor, dtype: tensor.to(TORCH_DTYPES[dtype]),
     cast=_cast,
     broadcast=torch.Tensor.expand,

@@ -368,16 +368,21 @@ def _log_softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, in
 def _var_mean(
     x: torch.Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean in two passes: sums that fuse with the ops around them."""
+    """Variance and mean in two passes: sums that fuse with the ops around them.
+
+    Elements are compared with a mean that is not rounded to 16 bits, as in torch's kernels.
+    """
     if x.dtype.is_complex:
         return NotImplemented  # type: ignore[no-any-return]
     axes = sorted({axis % x.dim() for axis in dim}) if dim else list(range(x.dim()))
-    mean = x.mean(axes, keepdim=True)
+    wide = _widened(x)
+    mean = wide.mean(axes, keepdim=True)
     count = 1
     for axis in axes:
         count *= x.shape[axis]
-    squares = (x - mean).square().mean(axes, keepdim=True)
+    squares = (wide - mean).square().mean(axes, keepdim=True)
     taken = 1 if correction is None else correction
     left = max(count - taken, 0)
     variance = squares if taken == 0 else squares * (count / left if left else math.inf)
-    return (variance, mean) if keepdim else (variance.squeeze(axes), mean.squeeze(axes))
+    found = variance.to(x.dtype), mean.to(x.dtype)
+    return found if keepdim else (found[0].squeeze(axes), found[1].squeeze(axes))
