@@ -345,7 +345,12 @@ def plan_launches(launches: Iterable[Launch], beginnings: Beginnings) -> None:
             launch.plan = made
         return made is not None
 
+    def length(equal: Sequence[Launch]) -> int:
+        loop = equal[0].kernel.lowered.loop
+        return len(loop.statements) * (1 + max(loop.depths().values(), default=0))
+
     waiting = [equal for equal in alike.values() if not is_planned(equal, quickly=True)]
+    waiting.sort(key=length, reverse=True)  # the last compilers then end at about the same time
     at_once([partial(is_planned, equal, quickly=False) for equal in waiting])
 
 
