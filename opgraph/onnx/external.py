@@ -39,7 +39,7 @@ class DataFolder:
 
     folder: Path
     model: Path | None = None
-    _files: dict[str, np.ndarray] = field(default_factory=dict)
+    _files: dict[str, _Mapped] = field(default_factory=dict)
 
     def read(self, extent: Extent, where: str) -> np.ndarray:
         """Returns the bytes of one tensor as a read-only u8 array, which is mapped, not read.
@@ -49,7 +49,7 @@ class DataFolder:
         """
         if extent.location not in self._files:
             self._files[extent.location] = _mapped(self._path(extent.location, where), extent.location, where)
-        data = self._files[extent.location]
+        data = self._files[extent.location].data
         if extent.offset < 0 or extent.offset + extent.nbytes > data.size:
             raise ModelError(
                 f"{extent.location!r} has {data.size} bytes, the tensor wants bytes {extent.offset} to "
@@ -58,6 +58,13 @@ class DataFolder:
                 fix="fetch the data file again: it is truncated, or belongs to another model",
             )
         return data[extent.offset : extent.offset + extent.nbytes]
+
+    def is_current(self) -> bool:
+        """True if every mapped file is still at its location, and was not written since it was mapped."""
+        try:
+            return all(_state(os.stat(self.folder / name)) == file.state for name, file in self._files.items())
+        except OSError:
+            return False
 
     def _path(self, location: str, where: str) -> Path:
         parts = (*PurePosixPath(location).parts, *PureWindowsPath(location).parts)
@@ -76,7 +83,19 @@ class DataFolder:
         return found
 
 
-def _mapped(path: Path, location: str, where: str) -> np.ndarray:
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A mapped file: its bytes, and the file system's numbers for it."""
+
+    data: np.ndarray
+    state: tuple[int, ...]
+
+
+def _state(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _mapped(path: Path, location: str, where: str) -> _Mapped:
     try:
         # Non-blocking: opening a named pipe must not hang.
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
@@ -93,8 +112,9 @@ def _mapped(path: Path, location: str, where: str) -> np.ndarray:
                 fix="copy the file: under a second name it could be a file from outside the model's folder",
             )
         if found.st_size == 0:
-            return np.empty(0, np.uint8)
-        return np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), np.uint8)
+            return _Mapped(np.empty(0, np.uint8), _state(found))
+        data = np.frombuffer(mmap.mmap(handle, 0, access=mmap.ACCESS_READ), np.uint8)
+        return _Mapped(data, _state(found))
     except OSError as error:
         raise _unreadable(location, where, error) from None
     finally:

@@ -78,6 +78,20 @@ class Origin:
         folder = self._folders.setdefault(base, DataFolder(Path(base), self.path))
         return folder.read(extent, f'initializer "{name}" of {self.label}')
 
+    def map_files(self) -> None:
+        """Maps the data files and checks that they hold every initializer; reads nothing.
+
+        Raises:
+            ModelError: a file must not or cannot be read.
+        """
+        for name in self.tensors:
+            if self.extent(name) is not None:
+                self.raw(name)
+
+    def files_are_current(self) -> bool:
+        """True if no data file was replaced or written since it was mapped."""
+        return all(folder.is_current() for folder in self._folders.values())
+
     def data_files(self) -> dict[str, set[str]]:
         """The data files of initializers, with links resolved, by the location in the model."""
         tensors = [t for t in self.tensors.values() if isinstance(t, ir.ExternalTensor)]

@@ -54,9 +54,7 @@ def validate(origin: Origin) -> None:
         raise ModelError(
             f"onnx's checker refuses it: {_first_lines(error)}", where=origin.label, fix="repair or export it again"
         ) from None
-    for name in origin.tensors:
-        if origin.extent(name) is not None:
-            origin.raw(name)  # maps the file and checks the range; reads nothing
+    origin.map_files()
 
 
 def _first_lines(error: Exception) -> str:

@@ -27,8 +27,9 @@ _ALIGNMENT = 4096
 def write(draft: Draft, path: Path, library: Pending | None = None) -> None:
     """Writes a model. Tensors go to a data file next to it if they were in one before, or would not fit otherwise.
 
-    The model refers to the source's data files if a runtime can find them from the new path and the model's own data
-    file is not one of them. Otherwise `<name>.data` holds the data. Replaced values are in `<name>.data` in any case.
+    The model refers to the source's data files if a runtime can find them from the new path, they are still the files
+    that were loaded, and the model's own data file is not one of them. Otherwise `<name>.data` holds the data. Replaced
+    values are in `<name>.data` in any case.
     All files are complete before any file gets its final name.
 
     Args:
@@ -45,7 +46,8 @@ def write(draft: Draft, path: Path, library: Pending | None = None) -> None:
         old = draft.origin.data_files() if draft.origin is not None else {}
         sources = set[str]().union(*old.values())
         anew = any(_old_place(draft, name) is None for name in outside)
-        stay = _found_beside(old, path) and not (anew and os.path.realpath(data_place(path)) in sources)
+        current = draft.origin is None or draft.origin.files_are_current()
+        stay = current and _found_beside(old, path) and not (anew and os.path.realpath(data_place(path)) in sources)
         _check_sources_stay(draft, path, final, sources, writes_data=bool(outside) and (anew or not stay))
         with contextlib.ExitStack() as stack:
             data_file, end, placed = None, 0, dict[Extent, tuple[str, int]]()

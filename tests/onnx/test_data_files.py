@@ -86,6 +86,22 @@ def test_a_model_is_saved_over_itself_though_its_data_lie_behind_a_link_to_the_n
     assert_computes(model)
 
 
+@pytest.mark.parametrize("name", ["m.onnx", "n.onnx"])
+@pytest.mark.parametrize("writer", ["save", "another writer"])
+def test_a_graph_keeps_its_weights_after_its_data_file_was_replaced(writer: str, name: str, tmp_path: Path) -> None:
+    model = source(tmp_path, "m.onnx.data")
+    graph = og.onnx.load(model)
+    if writer == "save":
+        og.onnx.save(graph, model, weights={"a": A * 5})
+    else:
+        (tmp_path / "new").write_bytes(bytes(3204))
+        os.replace(tmp_path / "new", tmp_path / "m.onnx.data")
+    og.onnx.save(graph, tmp_path / name)
+    assert_computes(tmp_path / name)
+    og.onnx.save(graph, tmp_path / name, weights={"a": A.copy()})
+    assert_computes(tmp_path / name)
+
+
 @pytest.mark.parametrize("kind", ["path", "onnx_ir"])
 def test_the_folder_of_the_process_may_change_between_load_and_save(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

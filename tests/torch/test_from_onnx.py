@@ -299,6 +299,20 @@ def test_a_model_is_saved_over_itself_when_one_weight_changed(tmp_path: Path) ->
     assert sorted(f.name for f in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
+def test_a_model_saved_over_itself_gets_its_first_weights_back(tmp_path: Path) -> None:
+    source = tmp_path / "model.onnx"
+    onnx.save(classifier(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64)
+    module = ogt.from_onnx(source)
+    first = copy.deepcopy(module.state_dict())
+    with torch.no_grad():
+        module.get_parameter("head.weight").add_(1)
+    module.save(source)
+    module.load_state_dict(first)
+    for name in ("model.onnx", "other.onnx"):
+        module.save(tmp_path / name)
+        np.testing.assert_allclose(run(tmp_path / name, images()), run(classifier(), images()), rtol=1e-5, atol=1e-6)
+
+
 def test_trainable_takes_names_and_functions() -> None:
     some = ogt.from_onnx(classifier(), trainable=("head.weight", "factor"))
     assert {some.onnx_names[n] for n, _ in some.named_parameters()} == {"head.weight", "factor"}

@@ -56,6 +56,7 @@ class OnnxModule(torch.nn.Module):
         assert isinstance(source, Source)
         # Read again: loading unfolds functions, and the saved model must be as it was.
         origin = taken_apart(model)
+        origin.map_files()  # later the files may be replaced, by a save over the model itself
         weights = trained(graph, trainable)
         steps = steps_of(graph, weights)
         self.onnx_names: dict[str, str] = {}
