@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from onnx import NodeProto, helper
 
-from opgraph.ir import dtypes, opdef
+from opgraph.ir import opdef
 from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import LogicalTensor
 from opgraph.ir.op import Op
@@ -23,6 +23,8 @@ _LAYER = "layer_norm"
 _LAYER_SINCE, _RMS_SINCE = 17, 23
 #: f64 is left alone: onnxruntime 1.31's own f64 norms take twice as long as the spelling.
 _LAYER_DTYPES, _RMS_DTYPES = ("f32", "f16", "bf16"), ("f32", "f16")
+#: dtypes of a core and of the tensor around its casts for which one node computes the same.
+_WIDENED = (("f32", "f16"), ("f32", "bf16"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,9 @@ def _in_casts(core: Op, wide: LogicalTensor, graph: Graph) -> tuple[Op, LogicalT
     if before is None or before.kind != "TypeCast" or [op.kind for op in after] != ["TypeCast"]:
         return core, wide, None, []
     x, rounded = before.inputs[0], after[0].outputs[0]
-    if rounded.dtype != x.dtype or x.dtype not in dtypes.FLOATS or core.outputs[0].id in {t.id for t in graph.outputs}:
+    if (wide.dtype, x.dtype) not in _WIDENED or rounded.dtype != x.dtype:
+        return core, wide, None, []
+    if core.outputs[0].id in {t.id for t in graph.outputs}:
         return core, wide, None, []
     scaled = graph.consumers(rounded.id)
     if [op.kind for op in scaled] == ["Multiply"] and rounded.id not in {t.id for t in graph.outputs}:

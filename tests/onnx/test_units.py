@@ -24,6 +24,7 @@ ELEMENT = {"f32": T.FLOAT, "f16": T.FLOAT16, "f64": T.DOUBLE, "bf16": T.BFLOAT16
 LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 
 RMS = ["p=Pow x two", "m=ReduceMean p ax", "v=Add m eps", "s=Sqrt v", "r=Reciprocal s", "n=Mul x r", "y=Mul w n"]
+OPS_OF_RMS = [line.split("=")[1].split()[0] for line in RMS]
 LAYER = [
     "m=ReduceMean x ax", "d=Sub x m", "p=Mul d d", "q=ReduceMean p ax", "v=Add q eps", "s=Sqrt v", "n=Div d s",
     "t=Mul n w", "y=Add t b",
@@ -68,9 +69,10 @@ CASES = [
     ("rms_norm", RMS, "f32", 17, ["opgraph::RMSNorm"]),
     ("rms_norm", RMS, "f32", 23, ["RMSNormalization"]),
     ("rms_norm", RMS, "bf16", 23, ["opgraph::RMSNorm"]),
-    ("rms_norm", RMS, "f64", 23, ["Pow", "ReduceMean", "Add", "Sqrt", "Reciprocal", "Mul", "Mul"]),
+    ("rms_norm", RMS, "f64", 23, OPS_OF_RMS),
     ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul w n_"], "f16", 23, ["RMSNormalization"]),
     ("rms_norm", ["x:f32", *RMS[:-1], "n:same", "y=Mul w n_"], "f16", 18, ["opgraph::RMSNorm"]),
+    ("rms_norm", ["x:f64", *RMS[:-1], "n:same", "y=Mul w n_"], "f32", 18, ["Cast", *OPS_OF_RMS[:-1], "Cast", "Mul"]),
     ("rms_norm", [*RMS[:-2], "y=Mul x r"], "f32", 18, ["opgraph::RMSNorm"]),
     ("rms_norm", [*RMS[:-3], "y=Div x s"], "f32", 23, ["RMSNormalization"]),
     ("rms_norm", [*RMS[:-1], "y=Mul n z"], "f32", 18, ["opgraph::RMSNorm", "Mul"]),
@@ -206,6 +208,14 @@ def test_a_norm_over_another_axis_is_none_and_another_weight_no_part_of_it(line:
             tensor.dims.extend([32, 1])
             source.graph.output[0].type.tensor_type.shape.dim[0].ClearField("dim_param")
     assert types(to_model(og.onnx.load(source))) == written
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_casts_to_fewer_bits_around_a_norm_stay(dtype: str) -> None:
+    made = to_model(og.onnx.load(model_of([f"x:{dtype}", *RMS[:-1], "n:same", "y=Mul w n_"], "f32", 18)))
+    assert types(made) == ["Cast", "opgraph::RMSNorm", "Cast", "Mul"]
+    out = ran(made, {"x": np.full((1, 32), 70000, np.float32)})
+    assert np.isnan(out).all() == (dtype == "f16")  # 70000 is infinite there
 
 
 def test_norms_without_a_weight_share_their_ones_and_need_a_known_size() -> None:
