@@ -52,12 +52,13 @@ def sorted_nodes(nodes: Numbered) -> Numbered:
 
 
 def drop_initializers(draft: Draft, before: GraphProto) -> None:
-    """Drops the initializers that only replaced nodes read."""
+    """Drops the initializers that only replaced nodes read; an input keeps its default."""
     graph = draft.skeleton.graph
     used = {name for node in graph.node for name in reads(node)} | {o.name for o in graph.output}
     read_before = {name for node in before.node for name in reads(node)}
     assert draft.origin is not None
-    draft.kept = [n for n in draft.origin.tensors if n in used or n not in read_before]
+    stay = used | {*draft.inputs}
+    draft.kept = [n for n in draft.origin.tensors if n in stay or n not in read_before]
     kept = {*draft.kept, *draft.arrays}
     initializers = [t for t in graph.initializer if t.name in kept]
     inputs = [v for v in graph.input if v.name in kept or v.name in draft.inputs]

@@ -346,6 +346,19 @@ def test_fused_partitions_become_functions_on_request() -> None:
         np.testing.assert_allclose(session(made, level).run(None, feeds)[0], reference(made, feeds)[0], rtol=1e-4)
 
 
+def test_an_input_keeps_its_default_where_a_function_no_longer_reads_it() -> None:
+    """A CastLike inside a function is a Cast, without its second operand."""
+    nodes = [helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("CastLike", ["a", "like"], ["y"])]
+    ports = [helper.make_tensor_value_info(n, T.FLOAT, s) for n, s in (("x", [3]), ("like", []), ("y", [3]))]
+    like = onnx.numpy_helper.from_array(np.float32(1), "like")
+    graph = helper.make_graph(nodes, "g", ports[:2], ports[2:], [like])
+    source = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    made = accepted(to_model(og.onnx.load(source), functions=True))
+    assert [n.domain for n in made.graph.node] == ["opgraph"]
+    assert made.graph.initializer == source.graph.initializer
+    assert session(made).run(None, {"x": np.float32([1, 2, 3])})[0].tolist() == [1, 4, 9]
+
+
 @pytest.mark.parametrize("lone", [False, True])
 def test_a_unit_inside_a_function_is_found_by_onnxruntime_in_two_bytes_too(lone: bool) -> None:
     """onnxruntime finds no overload from inside a function, so the unit is decomposed instead."""
