@@ -118,8 +118,10 @@ class Origin:
         if self.extent(name) is None:
             return np.asarray(tensor.numpy()).reshape(shape)
         known = dtypes.BY_ONNX.get(int(tensor.dtype))
-        if known is None:
-            return self.raw(name)
+        if known is None:  # onnx_ir has NumPy's dtype
+            content = self.raw(name).tobytes()
+            proto = onnx.TensorProto(dims=shape, data_type=int(tensor.dtype), raw_data=content)
+            return np.asarray(ir.serde.deserialize_tensor(proto).numpy())
         if known.name in ("s4", "u4"):
             return _unpacked(self.raw(name), int(np.prod(shape)), known.numpy).reshape(shape)
         raw = self.raw(name)

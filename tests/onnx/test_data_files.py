@@ -156,3 +156,15 @@ def test_other_weights_of_a_few_bits_are_packed_as_the_format_says(dtype: Any, p
     session = ort.InferenceSession(str(tmp_path / "n.onnx"), providers=["CPUExecutionProvider"])
     for result in (session.run(None, feeds)[0], og.evaluate(og.onnx.load(tmp_path / "n.onnx"), feeds)):
         np.testing.assert_array_equal(result, [3, 2, 7])
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint64, np.complex64, ml_dtypes.float4_e2m1fn])
+def test_a_default_in_a_data_file_has_the_dtype_that_the_model_states(dtype: Any, tmp_path: Path) -> None:
+    value = np.arange(6).reshape(2, 3).astype(dtype)
+    default = onnx.numpy_helper.from_array(value, "x")
+    ports = [helper.make_tensor_value_info(n, default.data_type, [2, 3]) for n in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [ports[0]], [ports[1]], [default])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    onnx.save(made, tmp_path / "m.onnx", save_as_external_data=True, size_threshold=0)
+    found = og.onnx.load(tmp_path / "m.onnx").defaults["x"]
+    assert found.dtype == dtype and np.array_equal(found, value)
