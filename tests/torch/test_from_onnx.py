@@ -449,6 +449,18 @@ def test_the_edge_of_the_data_is_where_onnxruntime_has_it(
     np.testing.assert_allclose(got, session.run(None, {"x": x})[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("x", [[2, np.inf, 3, 4], [1, 1e8, 8, 16], [5], []])
+def test_a_sum_of_the_elements_before_one_contains_no_part_of_it(x: list[float], reverse: int) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(x)]) for name in ("x", "y")]
+    node = helper.make_node("CumSum", ["x", "axis"], ["y"], exclusive=1, reverse=reverse)
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [numpy_helper.from_array(np.array(0), "axis")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    order = slice(None, None, -1 if reverse else 1)
+    expected = np.cumsum(np.float32([0, *x[order]])[:-1])[order] if x else np.float32([])
+    np.testing.assert_array_equal(ogt.from_onnx(model)(torch.tensor(x)).numpy(), expected)
+
+
 @pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
 def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
     x = np.array([[-2, 0.5, 3]], np.float32)

@@ -101,8 +101,11 @@ def cumulative_sum(c: Call, x: Tensor, axis: Any) -> Tensor:
     """Running sums along an axis."""
     where = int(axis[0] if isinstance(axis, list) else axis)
     turned = x.flip(where) if c.attr("reverse", 0) else x
+    if c.attr("exclusive", 0):  # each sum ends before its element, which may be infinite
+        size = x.shape[where]
+        first = torch.zeros_like(turned.narrow(where, 0, min(size, 1)))
+        turned = torch.cat((first, turned.narrow(where, 0, max(size - 1, 0))), where)
     y = torch.cumsum(turned, where, dtype=x.dtype)
-    y = y - turned if c.attr("exclusive", 0) else y
     return y.flip(where) if c.attr("reverse", 0) else y
 
 
