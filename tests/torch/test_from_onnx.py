@@ -415,6 +415,7 @@ def test_integers_and_no_elements_are_reduced_as_in_onnxruntime(op: str, dtype: 
 
 
 _POOL = {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1}  # a window would begin in the padding
+_FLOOR = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
 _ONE = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
 
 
@@ -427,6 +428,9 @@ _ONE = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
         ("Resize", (1, 1, 3, 4), {"roi": None, "scales": None, "sizes": [1, 1, 3, 1]}, _ONE),
         ("Resize", (1, 1, 3, 4), {"roi": None, "scales": [1, 1, 2, 0.25]}, _ONE),
         ("ConvTranspose", (1, 1, 6), {"w": [[[2]]]}, {"strides": [3], "auto_pad": "SAME_UPPER"}),
+        ("Resize", (1, 1, 10, 8), {"roi": None, "scales": [1, 1, 0.7, 2]}, {"mode": "nearest"}),
+        ("Resize", (1, 1, 10, 8), {"roi": None, "scales": [1, 1, 0.7, 2]}, {"mode": "cubic"}),
+        ("Resize", (1, 1, 6), {"roi": None, "scales": [1, 1, 2.4]}, _FLOOR),
         ("Slice", (3,), {"starts": [-5], "ends": [-9], "axes": [0], "steps": [-1]}, {}),
     ],
 )

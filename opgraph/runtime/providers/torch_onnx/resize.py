@@ -1,14 +1,13 @@
-"""The torch form of ONNX Resize: axis by axis, with the formulas of its ONNX page."""
+"""The torch form of ONNX Resize: axis by axis, with the formulas of its ONNX page, in f32 as in onnxruntime."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
 from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
@@ -50,7 +49,7 @@ def resize(
         lengths = dict(zip(axes, (int(n) for n in sizes)))
     elif scales:
         factors = dict(zip(axes, (float(s) for s in scales)))
-        lengths = {a: math.floor(x.shape[a] * s) for a, s in factors.items()}
+        lengths = {a: int(np.float32(x.shape[a]) * np.float32(s)) for a, s in factors.items()}
     else:
         raise c.refuse("Resize without scales and sizes")
     mode = c.attr("mode", "nearest")
@@ -59,7 +58,7 @@ def resize(
         return _cubic(c, x, moved, factors, lengths, bool(sizes))
     for axis in moved:
         size = x.shape[axis]
-        index = torch.arange(lengths[axis], device=x.device, dtype=torch.float64)
+        index = torch.arange(lengths[axis], device=x.device, dtype=torch.float32)
         resized = float(lengths[axis]) if sizes else size * factors[axis]
         place = _PLACES[c.attr("coordinate_transformation_mode", "half_pixel")](index, factors[axis], size, resized)
         if mode == "nearest":
@@ -83,8 +82,8 @@ def _cubic(
         for axis in single:
             x = x.narrow(axis, 0, lengths[axis])
         moved = [a for a in moved if a not in single]
-    if by_size:
-        size = [lengths.get(a, x.shape[a]) for a in (2, 3)]
-        return F.interpolate(x, size=size, mode="bicubic", align_corners=False)
-    scale = tuple(factors[a] if a in moved else 1.0 for a in (2, 3))
-    return F.interpolate(x, scale_factor=scale, mode="bicubic", align_corners=False, recompute_scale_factor=False)
+    size = [lengths.get(a, x.shape[a]) for a in (2, 3)]
+    scale = [None if by_size else factors[a] if a in moved else 1.0 for a in (2, 3)]
+    # F.interpolate takes no size beside a scale.
+    result: Tensor = torch.ops.aten.upsample_bicubic2d(x, size, False, *scale)
+    return result
