@@ -431,13 +431,15 @@ _ONE = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
         ("Resize", (1, 1, 10, 8), {"roi": None, "scales": [1, 1, 0.7, 2]}, {"mode": "nearest"}),
         ("Resize", (1, 1, 10, 8), {"roi": None, "scales": [1, 1, 0.7, 2]}, {"mode": "cubic"}),
         ("Resize", (1, 1, 6), {"roi": None, "scales": [1, 1, 2.4]}, _FLOOR),
+        ("InstanceNormalization", (2, 3, 1, 1), {"w": [1, 2, 3], "b": [4, 5, 6]}, {}),
+        ("GroupNormalization", (1, 3, 1), {"w": [1, 2, 3], "b": [4, 5, 6]}, {"num_groups": 3}),
         ("Slice", (3,), {"starts": [-5], "ends": [-9], "axes": [0], "steps": [-1]}, {}),
     ],
 )
 def test_the_edge_of_the_data_is_where_onnxruntime_has_it(
     op: str, shape: tuple[int, ...], others: dict[str, Any], attrs: dict[str, Any]
 ) -> None:
-    kinds = {"scales": np.float32, "w": np.float32}
+    kinds = {"scales": np.float32, "w": np.float32, "b": np.float32}
     given = {n: np.array(v, kinds.get(n, np.int64)) for n, v in others.items() if v is not None}
     names = ["x", *(n if n in given else "" for n in others)]
     ports = [

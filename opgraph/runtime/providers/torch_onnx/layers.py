@@ -101,7 +101,8 @@ def batch_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, va
 @torch_form("InstanceNormalization", weights=(1, 2))
 def instance_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """Normalizes each channel of each sample."""
-    return F.instance_norm(x, weight=scale, bias=bias, eps=c.attr("epsilon", 1e-5))
+    # F.instance_norm refuses one element for each channel.
+    return torch.instance_norm(x, scale, bias, None, None, True, 0.0, c.attr("epsilon", 1e-5), True)
 
 
 @torch_form("LayerNormalization", weights=(1, 2))
@@ -128,7 +129,7 @@ def group_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     if scale.shape[0] != x.shape[1]:
         scale = scale.repeat_interleave(x.shape[1] // groups)
         bias = bias.repeat_interleave(x.shape[1] // groups)
-    return F.group_norm(x, groups, scale, bias, c.attr("epsilon", 1e-5))
+    return torch.group_norm(x, groups, scale, bias, c.attr("epsilon", 1e-5))  # F.group_norm refuses one element
 
 
 @torch_form("RMSNormalization", "SimplifiedLayerNormalization", weights=(1,))
