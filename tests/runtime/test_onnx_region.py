@@ -18,6 +18,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from opgraph.runtime.providers import onnxruntime as provider  # noqa: E402  # needs onnx
+from opgraph.runtime.providers.onnx_region import region_model  # noqa: E402
 
 NODE = 'onnx_domain="", onnx_opset=21'
 
@@ -80,6 +81,18 @@ def test_a_last_input_that_is_left_out_is_left_out() -> None:
     )
     (got,) = made.run([np.float32([-1, 0, 1])])
     np.testing.assert_allclose(got, np.float32([-1, 0, 3]) * np.sqrt(1.5, dtype=np.float32), rtol=1e-4)
+
+
+def test_a_result_that_is_left_out_among_any_number_has_a_name() -> None:
+    """Written as "", it makes onnxruntime 1.31 crash."""
+    (part,) = og.parse(
+        "graph(x: f32[8]) -> (a, b)\n"
+        f'  a: f32[2], b: f32[2] = Wildcard(x, onnx_op="Split", {NODE}, num_outputs=4, onnx_absent_outputs=[0, 3])'
+    ).get_partitions()
+    node = region_model(part.ops, part.input_ports, part.output_ports).proto.graph.node[0]
+    assert all(node.output) and len({*node.output}) == 4
+    got = provider.OnnxRuntimeRegion(part).run([np.arange(8, dtype=np.float32)])
+    assert [result.tolist() for result in got] == [[2, 3], [4, 5]]
 
 
 def test_large_constants_stay_outside_the_model_of_the_region() -> None:

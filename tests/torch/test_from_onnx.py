@@ -467,6 +467,26 @@ def test_a_sum_of_the_elements_before_one_contains_no_part_of_it(x: list[float],
     np.testing.assert_array_equal(ogt.from_onnx(model)(torch.tensor(x)).numpy(), expected)
 
 
+@pytest.mark.parametrize(
+    ("size", "named", "opset", "expected"),
+    [(6, "ab-", 13, [2, 2]), (8, "-b--", 13, [2]), (4, "abc", 18, [2, 2, 0]), (0, "ab", 18, [0, 0])],
+)
+def test_a_tensor_is_split_into_as_many_parts_as_the_node_lists(
+    size: int, named: str, opset: int, expected: list[int]
+) -> None:
+    made = named.replace("-", "")
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [s]) for n, s in zip(f"x{made}", (size, *expected))]
+    attrs = {"num_outputs": len(named)} if opset == 18 else {}
+    node = helper.make_node("Split", ["x"], ["" if n == "-" else n for n in named], **attrs)
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    x = np.arange(size, dtype=np.float32)
+    got = ogt.from_onnx(model)(torch.from_numpy(x))
+    parts = {n: t.numpy() for n, t in zip(made, [got] if len(made) == 1 else got)}
+    assert [len(part) for part in parts.values()] == expected
+    assert all(part.tolist() == x[2 * named.index(n) :][: len(part)].tolist() for n, part in parts.items())
+
+
 @pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
 def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
     x = np.array([[-2, 0.5, 3]], np.float32)

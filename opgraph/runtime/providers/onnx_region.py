@@ -114,6 +114,7 @@ def _named(
         names = {id: f"og{tag}_t{id}" for id in ids}
         graph, shared = GraphProto(name="region"), dict[str, np.ndarray]()
         _write_nodes(graph, ops, names, shared, inside)
+        _name_gaps(graph.node)
         inside = defined_inside(graph.node)
         taken = {
             *names.values(),
@@ -164,6 +165,23 @@ def drop_last_gaps(nodes: Iterable[NodeProto]) -> None:
         while node.input and not node.input[-1]:
             node.input.pop()
         waiting += [inner for a in node.attribute for g in (a.g, *a.graphs) for inner in g.node]
+
+
+def _name_gaps(nodes: Iterable[NodeProto]) -> None:
+    """Names the omitted results of ops with any number of results: onnxruntime 1.31 crashes on some of these."""
+    for node in nodes:
+        if not all(node.output) and _has_any_number_of_results(node.op_type, node.domain):
+            first = next(name for name in node.output if name)
+            node.output[:] = [name or f"{first}_{place}" for place, name in enumerate(node.output)]
+
+
+@cache
+def _has_any_number_of_results(op_type: str, domain: str) -> bool:
+    try:
+        outputs = onnx.defs.get_schema(op_type, domain).outputs
+    except onnx.defs.SchemaError:
+        return False
+    return bool(outputs) and outputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
 
 
 def _opsets(ops: Iterable[Op], nodes: Iterable[NodeProto]) -> dict[str, int]:

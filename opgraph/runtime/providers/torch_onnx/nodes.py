@@ -57,6 +57,7 @@ def call_of(op: Op, device: torch.device, training: bool | None) -> Call:
         attrs={a.name: _plain(plain_value(a)) for a in decoded(op)},
         opset=opset_of(op)[1],
         outputs=made_outputs(op)[-1] + 1,
+        listed=len(op.outputs) + len(_positions(op, "onnx_absent_outputs")),
         dtype=known_dtype(op.outputs[0].dtype),
         device=device,
         training=training,

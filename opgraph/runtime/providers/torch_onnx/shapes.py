@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,12 +101,13 @@ def concat(c: Call, *parts: Tensor) -> Tensor:
 
 @torch_form("Split", numbers=(1,))
 def split(c: Call, x: Tensor, sizes: Sequence[int] | None = None) -> tuple[Tensor, ...]:
-    """Pieces along an axis; of equal size by default, the last one smaller."""
+    """Pieces along an axis; of equal size by default, the last ones smaller or empty."""
     axis, found = c.attr("axis", 0), c.attr("split") if sizes is None else sizes
     if found is not None:
         return torch.split(x, list(found), axis)
-    count = c.attr("num_outputs", c.outputs)
-    return torch.split(x, -(-x.shape[axis] // count), axis)
+    size, count = x.shape[axis], c.attr("num_outputs", c.listed)
+    ends = [min(size, -(-size // count) * i) for i in range(count + 1)]
+    return torch.split(x, [end - start for start, end in itertools.pairwise(ends)], axis)
 
 
 @torch_form("Slice", numbers=(1, 2, 3, 4))

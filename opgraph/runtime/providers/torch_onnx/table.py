@@ -18,7 +18,8 @@ class Call:
     Attributes:
         attrs: the node's own attributes, as plain values.
         opset: the version of its domain.
-        outputs: the number of its outputs up to the last one that is read.
+        outputs: the number of its outputs up to the last one that it makes.
+        listed: the number of its outputs, with those that it omits.
         dtype: the dtype declared for its first output; None if nothing is declared.
         device: the device of the tensors, also for results made from numbers alone.
         training: the mode of the node's module; None: it is in no module, and its own attributes determine the mode.
@@ -28,6 +29,7 @@ class Call:
     attrs: Mapping[str, Any]
     opset: int
     outputs: int
+    listed: int
     dtype: torch.dtype | None
     device: torch.device
     training: bool | None
