@@ -84,6 +84,9 @@ def finish(skeleton: ModelProto, emitter: Emitter, imports: dict[str, int]) -> N
     skeleton.functions.extend(emitter.functions.functions.values())
     if skeleton.functions:
         imports.setdefault(DOMAIN, 1)
+    nodes = [*skeleton.graph.node, *(node for function in skeleton.functions for node in function.node)]
+    if any(not node.domain for node in nodes):
+        imports.setdefault("", emitter.opset)
     for domain in emitter.domains:
         imports.setdefault(domain, 1)
     for entry in (e for function in skeleton.functions for e in function.opset_import if e.domain):

@@ -38,7 +38,7 @@ _NEGATIVE_AXES = 11
 
 
 def restamped(model: ModelProto, opset: int, target: Target, replaced: Container[int] = ()) -> ModelProto:
-    """Returns the model with another opset of ai.onnx.
+    """Returns the model with another opset of ai.onnx, also if it imports none.
 
     Args:
         replaced: indices of nodes that will be replaced, so their meaning in that opset is irrelevant.
@@ -55,7 +55,7 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
         raise Unimplemented(
             f"{target.name} reads opsets up to {target.opset}", where=where, fix="name a newer target, or another form"
         )
-    if opset == current:
+    if opset == opsets(model).get(""):
         return model
     staying = ModelProto()
     staying.CopyFrom(model)
@@ -82,6 +82,8 @@ def restamped(model: ModelProto, opset: int, target: Target, replaced: Container
             )
     result = ModelProto()
     result.CopyFrom(model)
+    if "" not in opsets(model):
+        result.opset_import.add(domain="")
     for entry in result.opset_import:
         if entry.domain == "":
             entry.version = opset

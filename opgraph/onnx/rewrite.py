@@ -13,7 +13,7 @@ from opgraph.ir.graph import Graph
 from opgraph.onnx.dead_nodes import drop_initializers, drop_value_info, sorted_nodes, without_unused
 from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.emit import CHOSEN, Emitter
-from opgraph.onnx.export import SWISH_SINCE, finish, value_info
+from opgraph.onnx.export import DEFAULT_OPSET, SWISH_SINCE, finish, value_info
 from opgraph.onnx.function_table import FunctionTable
 from opgraph.onnx.fused_functions import Folding, Numbered
 from opgraph.onnx.library.rows import rows_pay
@@ -68,7 +68,7 @@ def _check_placed(before: GraphProto, after: GraphProto) -> None:
 
 def _with_units(graph: Graph, source: Source, request: Request, target: Target, summary: Summary) -> Draft:
     origin, form = source.origin, request.form
-    current = opsets(origin.skeleton).get("", 1)
+    current = _opset_of(origin.skeleton, target)
     lowered = target.opset if current > target.opset else None
     spots = spots_of(graph, source, request, request.opset or lowered or current)
     swish = any(spot.kind == CHOSEN and len(spot.inputs) == 1 for spot in spots)
@@ -90,7 +90,7 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     moved = restamped(origin.skeleton, wanted, target, going) if wanted is not None else origin.skeleton
     skeleton.CopyFrom(moved)
     imports = opsets(skeleton)
-    opset = imports.get("", 1)
+    opset = _opset_of(skeleton, target)
     norms = norms_of(graph, source, opset) if form in _WITH_NORMS else []
     norms = [norm for norm in norms if norm.name not in request.keep]
     summary.nodes_before = len(skeleton.graph.node)
@@ -113,13 +113,18 @@ def _with_units(graph: Graph, source: Source, request: Request, target: Target, 
     return draft
 
 
+def _opset_of(model: ModelProto, target: Target) -> int:
+    """The opset of ai.onnx; the one of new models if the model imports none, as it then has no node of it."""
+    return opsets(model).get("", min(DEFAULT_OPSET, target.opset))
+
+
 def _with_functions(graph: Graph, source: Source, request: Request, target: Target, before: Draft) -> Draft:
     """Returns the draft with its fused partitions as functions."""
     refuse_changes(source.origin.skeleton)
     skeleton = ModelProto()
     skeleton.CopyFrom(source.origin.skeleton)
     imports = opsets(skeleton)
-    opset = imports.get("", 1)
+    opset = _opset_of(skeleton, target)
     emitter = Emitter(opset, "function", target, _names(skeleton.graph, source.origin.tensors), FunctionTable(opset))
     folding = Folding(library=request.library, rows=request.rows, on_gpu=request.cuda)
     outputs = {o.name for o in skeleton.graph.output}

@@ -86,6 +86,8 @@ def _inferable(model: ModelProto) -> ModelProto:
     result.CopyFrom(model)
     for index, made in plain.items():
         result.graph.node[index].CopyFrom(made)
+    if plain and all(entry.domain for entry in result.opset_import):
+        result.opset_import.append(onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version()))
     del result.graph.initializer[:]
     result.graph.initializer.extend(constants)
     return result

@@ -73,3 +73,25 @@ def test_units_of_an_opset_whose_ops_are_carried_are_found_on_the_way_to_a_newer
     assert to_model(og.onnx.load(made), form=form) == made
     np.testing.assert_allclose(run(made), run(model), rtol=1e-6)
     assert to_model(og.onnx.load(model), form="decomposed") == model
+
+
+@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize("form", ["auto", "decomposed", "function", "contrib", "standard"])
+@pytest.mark.parametrize("element", ["float", "float16"])
+def test_a_model_that_imports_no_opset_of_onnx_gets_one_with_its_first_node_of_it(
+    element: str, form: str, functions: bool
+) -> None:
+    body = "{ a = com.microsoft.QuickGelu <alpha = 1.5> (x) y = com.microsoft.QuickGelu <alpha = 0.5> (a) }"
+    header = '<ir_version: 8, opset_import: ["com.microsoft" : 1]>'
+    model = onnx.parser.parse_model(f"{header}\ng ({element}[2,3,4] x) => ({element}[2,3,4] y) {body}")
+    made = to_model(og.onnx.load(model), form=form, functions=functions)
+    onnx.checker.check_model(made, full_check=True)
+    assert to_model(og.onnx.load(made), form=form, functions=functions) == made
+    imported = {entry.domain: entry.version for entry in made.opset_import}
+    nodes = [*made.graph.node, *(node for function in made.functions for node in function.node)]
+    assert imported.get("") == (None if all(node.domain for node in nodes) else 24 if form == "standard" else 22)
+    if form == "standard":  # no onnxruntime runs it
+        return
+    x = X.astype(np.float32 if element == "float" else np.float16)
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], og.evaluate(og.onnx.load(model), x=x), rtol=1e-2)
