@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 from opgraph.errors import ModelError
 from opgraph.onnx.checker import run_checker
 from opgraph.onnx.library.ops import LibraryOp
-from opgraph.onnx.origin import SMALL, Origin, add_stand_in
+from opgraph.onnx.origin import SMALL, Origin, add_stand_in, header
 from opgraph.runtime.providers.onnx_region import tensor_proto
 
 
@@ -107,8 +107,9 @@ class Draft:
         if self.origin.extent(name) is None and name not in self.origin.replaced:
             # onnx_ir (1.1) writes metadata twice.
             return tensor.raw if isinstance(tensor, ir.serde.TensorProtoTensor) else ir.to_proto(tensor)
-        shape = [int(d) for d in tensor.shape.numpy()]
-        return TensorProto(name=name, dims=shape, data_type=int(tensor.dtype), raw_data=self.origin.raw(name).tobytes())
+        result = header(name, tensor)
+        result.raw_data = self.origin.raw(name).tobytes()
+        return result
 
     def sparse(self, name: str) -> SparseTensorProto | None:
         """The source's sparse tensor of an initializer; None if it is not sparse or its values were replaced."""

@@ -144,6 +144,8 @@ def _external(tensor: onnx.TensorProto, base: str, where: str) -> ir.ExternalTen
             ir.DataType(tensor.data_type),
             shape=ir.Shape(list(tensor.dims)),
             name=tensor.name,
+            doc_string=tensor.doc_string,
+            metadata_props={entry.key: entry.value for entry in tensor.metadata_props},
             base_dir=base,
         )
     except (KeyError, ValueError) as error:

@@ -130,6 +130,25 @@ class Origin:
         return raw.view(known.numpy).reshape(shape)
 
 
+def header(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
+    """The entry for a tensor without its data: name, type, and what is said of it."""
+    dims = [int(d) for d in tensor.shape.numpy()]
+    said = tensor.doc_string or None  # an empty field would be present, and compare unequal
+    result = onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype), doc_string=said)
+    for key, value in tensor.metadata_props.items():
+        result.metadata_props.add(key=key, value=value)
+    return result
+
+
+def with_data(stated: onnx.TensorProto, array: np.ndarray) -> onnx.TensorProto:
+    """An entry with other data, of the same dtype and shape."""
+    result = header(stated.name, ir.serde.deserialize_tensor(stated))
+    result.raw_data = tensor_proto(stated.name, array).raw_data
+    if not stated.HasField("name"):
+        result.ClearField("name")
+    return result
+
+
 def _unpacked(raw: np.ndarray, size: int, dtype: np.dtype[np.generic]) -> np.ndarray:
     pairs = np.stack((raw & 15, raw >> 4), axis=-1).reshape(-1)[:size]
     if dtype == np.dtype(ml_dtypes.int4):

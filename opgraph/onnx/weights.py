@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import AttributeProto, ModelProto
 
 from opgraph.errors import InvalidArguments
 from opgraph.ir import dtypes
@@ -18,7 +18,7 @@ from opgraph.ir.graph import Graph
 from opgraph.ir.logical_tensor import port_name
 from opgraph.onnx.atomic_write import file_path
 from opgraph.onnx.draft import Draft, Summary
-from opgraph.onnx.origin import Origin
+from opgraph.onnx.origin import Origin, with_data
 from opgraph.onnx.source import Source
 from opgraph.onnx.write import write
 from opgraph.runtime import array_exchange
@@ -53,19 +53,43 @@ def save_with_weights(origin: Origin, weights: Mapping[str, np.ndarray], path: s
 
 def _reweighted(origin: Origin, weights: Mapping[str, np.ndarray]) -> Origin:
     """The model with other values for initializers, and for results of Constant nodes."""
-    skeleton = ModelProto()
-    skeleton.CopyFrom(origin.skeleton)
-    for tensor in skeleton.graph.initializer:
-        if tensor.name in weights:
-            tensor.CopyFrom(tensor_proto(tensor.name, weights[tensor.name]))
-    for node in skeleton.graph.node:
-        if node.op_type == "Constant" and node.domain == "" and node.output[0] in weights:
-            del node.attribute[:]
-            name = node.output[0]
-            node.attribute.append(onnx.helper.make_attribute("value", tensor_proto(name, weights[name])))
     initializers = {n: a for n, a in weights.items() if n in origin.tensors}
-    # A function's constants have no names in the graph, so the model is written unfolded.
-    return replace(origin, skeleton=skeleton, replaced={**origin.replaced, **initializers}, folded=None)
+    skeleton, _ = _with_values(origin.skeleton, weights)
+    folded = None
+    if origin.folded is not None:
+        folded, found = _with_values(origin.folded, weights)
+        if not weights.keys() <= found | initializers.keys():  # one is a constant of a function
+            folded = None
+    return replace(origin, skeleton=skeleton, replaced={**origin.replaced, **initializers}, folded=folded)
+
+
+def _with_values(model: ModelProto, weights: Mapping[str, np.ndarray]) -> tuple[ModelProto, set[str]]:
+    """A copy of a model with other values for some constants of its main graph, and the names of these constants."""
+    result, found = ModelProto(), set[str]()
+    result.CopyFrom(model)
+    for tensor in result.graph.initializer:
+        if tensor.name in weights:
+            tensor.CopyFrom(with_data(tensor, weights[tensor.name]))
+            found.add(tensor.name)
+    for node in result.graph.node:
+        if node.op_type == "Constant" and node.domain == "" and node.output[0] in weights:
+            _set_value(node.attribute[0], node.output[0], weights[node.output[0]])
+            found.add(node.output[0])
+    return result, found
+
+
+def _set_value(attribute: AttributeProto, name: str, array: np.ndarray) -> None:
+    """Sets the value of a Constant; a sparse one becomes dense."""
+    if attribute.name == "value":
+        attribute.t.CopyFrom(with_data(attribute.t, array))
+        return
+    remark = attribute.doc_string
+    if attribute.name == "sparse_value":
+        attribute.CopyFrom(onnx.helper.make_attribute("value", tensor_proto(name, array)))
+    else:  # a number, or a list of numbers
+        attribute.CopyFrom(onnx.helper.make_attribute(attribute.name, array.tolist(), attr_type=attribute.type))
+    if remark:
+        attribute.doc_string = remark
 
 
 def with_weights(graph: Graph, weights: Mapping[str, Any]) -> Graph:

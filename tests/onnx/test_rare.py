@@ -122,6 +122,45 @@ def test_functions_of_others_stay_functions_where_nothing_changes() -> None:
     assert to_model(graph) == made
 
 
+@pytest.mark.parametrize("external", [False, True])
+def test_other_weights_change_nothing_but_their_values(external: bool, tmp_path: Path) -> None:
+    made, call = remarked(), with_function()
+    made.functions.extend(call.functions)
+    made.opset_import.append(helper.make_opsetid("pkg", 1))
+    constants = [
+        {"value": helper.make_tensor("", T.FLOAT, [4], [0, 1, 2, 3])},
+        {"value_float": 2.0},
+        {"value_ints": [3]},
+    ]
+    for place, attributes in enumerate(constants):
+        node = helper.make_node("Constant", [], [f"k{place}"], **attributes)
+        node.attribute[0].doc_string = "of an attribute"
+        made.graph.node.append(node)
+    made.graph.node[-3].attribute[0].t.doc_string = "of a constant"
+    made.graph.node.extend([
+        helper.make_node("Act", ["y"], ["h"], domain="pkg"), helper.make_node("Sum", ["h", "k0", "k1"], ["i"]),
+        helper.make_node("Tile", ["k0", "k2"], ["j"]),
+    ])  # fmt: skip
+    made.graph.output.extend([info("i", T.FLOAT, [1000, 4]), info("j", T.FLOAT, ["m"])])
+    onnx.save(made, tmp_path / "in.onnx", save_as_external_data=external, size_threshold=0, location="in.data")
+    weights = {"c": np.float32([5, 6, 7, 8]), "big": np.full((1000, 4), 9, np.float32), "k0": np.float32([4, 5, 6, 7]),
+               "k1": np.float32(0.1), "k2": np.int64([2])}  # fmt: skip
+    og.onnx.save(og.onnx.load(tmp_path / "in.onnx"), tmp_path / "out.onnx", form="decomposed", weights=weights)
+    source, saved = onnx.load(tmp_path / "in.onnx"), onnx.load(tmp_path / "out.onnx")
+    stated = [*saved.graph.initializer, *(n.attribute[0].t for n in saved.graph.node if n.output[0] == "k0")]
+    before = [*source.graph.initializer, *(n.attribute[0].t for n in source.graph.node if n.output[0] == "k0")]
+    for old, new, name in zip(before, stated, ["c", "big", "unread", "k0"], strict=True):
+        if name in weights:
+            np.testing.assert_array_equal(onnx.numpy_helper.to_array(new), weights[name])
+        for tensor in (old, new):
+            for field in ("raw_data", "float_data", "int64_data"):
+                tensor.ClearField(field)
+    old, new = ({n.output[0]: n.attribute[0] for n in m.graph.node if n.op_type == "Constant"} for m in (source, saved))
+    assert (new["k1"].f, list(new["k2"].ints)) == (np.float32(0.1), [2])
+    old["k1"].f, old["k2"].ints[:] = new["k1"].f, [2]
+    assert saved == source
+
+
 def test_an_overload_of_nothing_is_refused() -> None:
     made = model([helper.make_node("Relu", ["x"], ["y"], overload="f")], [info("x", T.FLOAT, ["n"])],
                  [info("y", T.FLOAT, ["n"])])  # fmt: skip
