@@ -340,6 +340,30 @@ def test_a_module_moves_to_another_dtype(tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "m.onnx") == classifier()
 
 
+def test_defaults_of_inputs_are_weights_that_a_call_may_replace(tmp_path: Path) -> None:
+    """Exporters of the first years listed every initializer among the inputs."""
+    model, plain = classifier(), ogt.from_onnx(classifier())
+    for tensor in model.graph.initializer:
+        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    module = ogt.from_onnx(model)
+    assert {k for k, _ in module.named_parameters()} == {k for k, _ in plain.named_parameters()}
+    assert set(module.state_dict()) == set(plain.state_dict())
+    x = images()
+    with torch.no_grad():
+        torch.testing.assert_close(module(x), plain(x))
+        plain.get_parameter("head.bias").add_(1)
+        torch.testing.assert_close(module(x, **{"head.bias": plain.get_parameter("head.bias")}), plain(x))
+    with pytest.raises(InvalidArguments, match="x is missing"):
+        module()
+    module(x).sum().backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.01)
+        module.save(tmp_path / "trained.onnx")
+        np.testing.assert_allclose(run(tmp_path / "trained.onnx", x), module(x).numpy(), rtol=1e-4, atol=1e-5)
+
+
 def test_inputs_go_by_position_or_name_and_are_checked() -> None:
     module = ogt.from_onnx(classifier())
     torch.testing.assert_close(module(x=images()), module(images()))

@@ -20,7 +20,8 @@ def from_onnx(model: ModelLike, *, trainable: Collection[str] | Callable[[str], 
 
     opgraph runs pointwise partitions; Conv, Gemm, MatMul, norms, pooling and the like are torch's own ops. The module
     is in eval mode, in which it follows the file; `module.train()` makes BatchNormalization use batch statistics and
-    update the stored ones, and Dropout drop, as in torch. State-dict keys are the names of the initializers.
+    update the stored ones, and Dropout drop, as in torch. State-dict keys are the names of the initializers. An
+    initializer that is also an input (IR 4 and later) is used where the input is left out, and trained like the others.
 
     Args:
         model: a path, an onnx.ModelProto or an onnx_ir.Model.

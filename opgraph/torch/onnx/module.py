@@ -42,7 +42,8 @@ class _Plan:
 class OnnxModule(torch.nn.Module):
     """An ONNX model that runs in torch, with gradients. Made by `from_onnx`.
 
-    Call it with the model's inputs, in order or by name; it returns the output, or a tuple of them in order.
+    Call it with the model's inputs, in order or by name; it returns the output, or a tuple of them in order. Inputs
+    with a default in the model may be left out; the defaults are parameters or buffers, like other initializers.
 
     Attributes:
         onnx_names: key of the state_dict -> name of the initializer. They differ only where torch rejects the name.
@@ -69,10 +70,14 @@ class OnnxModule(torch.nn.Module):
         steering = {i for step in steps for i, n in zip(step.reads, step.numbers) if n or step.on_host}
         for constant in graph.constants:
             if constant.id in used:
-                value = _own(constant)
+                assert constant.data is not None
+                value = _own(constant, constant.data)
                 self._enter(constant, value, source, constant.id in weights)
                 if constant.id in steering:
                     host[constant.id] = value.detach().clone()
+        for tensor in graph.inputs:
+            if tensor.name in graph.defaults and tensor.id in used:
+                self._enter(tensor, _own(tensor, graph.defaults[tensor.name]), source, tensor.id in weights)
 
     def _enter(self, constant: LogicalTensor, value: torch.Tensor, source: Source, is_weight: bool) -> None:
         name = source.value_of.get(constant.id, f"constant_{constant.id}")
@@ -121,10 +126,10 @@ class OnnxModule(torch.nn.Module):
             InvalidShape: an input does not have the declared number of axes, or sizes.
         """
         plan = self._plan
-        values: dict[int, torch.Tensor] = dict(zip((t.id for t in plan.graph.inputs), self._bound(inputs, named)))
-        constants = {i: getattr(owner, leaf) for i, owner, leaf in self._slots}
-        device = next((v.device for v in (*values.values(), *constants.values())), torch.device("cpu"))
-        values.update(constants)
+        given = self._bound(inputs, named)
+        stored = {i: getattr(owner, leaf) for i, owner, leaf in self._slots}
+        device = next((v.device for v in (*given.values(), *stored.values())), torch.device("cpu"))
+        values: dict[int, torch.Tensor] = {**stored, **given}
         for step in plan.steps:
             read = [self._operand(step, place, values, device) for place in range(len(step.reads))]
             values.update(
@@ -144,12 +149,13 @@ class OnnxModule(torch.nn.Module):
             return near.tolist() if step.numbers[place] else near
         return value.to(device)
 
-    def _bound(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _bound(self, inputs: tuple[torch.Tensor, ...], named: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The given inputs by id; only those with a default may be missing."""
         names = self.input_names
         given = dict(zip(names, inputs))
         twice = [n for n in named if n in given or n not in names]
-        if len(inputs) > len(names) or twice or len(given) + len(named) < len(names):
-            missing = [n for n in names if n not in given and n not in named]
+        missing = [n for n in names if n not in given and n not in named and n not in self._plan.graph.defaults]
+        if len(inputs) > len(names) or twice or missing:
             raise InvalidArguments(
                 f"{len(inputs)} inputs by position and {list(named)} by name"
                 + (f"; {', '.join(missing)} is missing" if missing else ""),
@@ -157,9 +163,10 @@ class OnnxModule(torch.nn.Module):
                 fix=f"give {', '.join(names)}, in this order or by name",
             )
         given.update(named)
-        for tensor, name in zip(self._plan.graph.inputs, names):
+        tensors = {name: t for t, name in zip(self._plan.graph.inputs, names) if name in given}
+        for name, tensor in tensors.items():
             check_shape(tuple(given[name].shape), tensor.dims, f'input "{name}" of a module from ONNX')
-        return [given[name] for name in names]
+        return {tensor.id: given[name] for name, tensor in tensors.items()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model with its current weights and statistics; everything else stays as it was in the file.
@@ -193,13 +200,12 @@ class OnnxModule(torch.nn.Module):
         )
 
 
-def _own(constant: LogicalTensor) -> torch.Tensor:
-    if known_dtype(constant.dtype) is None:
+def _own(tensor: LogicalTensor, data: np.ndarray) -> torch.Tensor:
+    if known_dtype(tensor.dtype) is None:
         raise Unimplemented(
-            f"from_onnx: torch has no dtype for {constant.type_text}", where=constant.label, fix="convert the model"
+            f"from_onnx: torch has no dtype for {tensor.type_text}", where=tensor.label, fix="convert the model"
         )
-    assert constant.data is not None
-    return from_numpy(np.array(constant.data))  # a copy: the file's pages are read-only
+    return from_numpy(np.array(data))  # a copy: the file's pages are read-only
 
 
 def _array(tensor: torch.Tensor, old: np.ndarray) -> np.ndarray:
@@ -212,7 +218,7 @@ Trainable = Collection[str] | Callable[[str], bool] | None
 
 
 def trained(graph: Graph, trainable: Trainable = None) -> set[int]:
-    """The ids of the initializers to train.
+    """The ids of the initializers to train, also of those that are defaults of inputs.
 
     By default these are the float ones in the weight position of a layer (`TorchForm.weights`), those multiplied as
     matrices, and those with at least one axis that are an operand of a pointwise op next to a value that depends on a
@@ -225,11 +231,12 @@ def trained(graph: Graph, trainable: Trainable = None) -> set[int]:
     source = graph.source
     assert isinstance(source, Source)
     names = source.value_of
-    possible = {t.id for t in graph.constants if t.dtype in dtypes.FLOATS and names.get(t.id) in source.origin.tensors}
+    stored = [t for t in (*graph.constants, *graph.inputs) if names.get(t.id) in source.origin.tensors]
+    possible = {t.id for t in stored if t.dtype in dtypes.FLOATS}
     if trainable is not None:
         return _chosen(possible, names, trainable)
     found: set[int] = set()
-    flowing = {t.id for t in graph.inputs if t.dtype in dtypes.FLOATS}
+    flowing = {t.id for t in graph.inputs if t.dtype in dtypes.FLOATS and t.name not in graph.defaults}
     for op in graph.ops:
         found |= _weights(op, possible, flowing)
         if any(t.id in flowing or t.id in found for t in op.inputs):
