@@ -414,6 +414,13 @@ def one_node(op: str, domain: str = "", **attrs: Any) -> Any:
 def test_nodes_without_a_torch_form_are_refused_by_name() -> None:
     with pytest.raises(Unimplemented, match=r'(?s)no torch form for LpPool.*where: LpPool "odd one".*fix:'):
         ogt.from_onnx(one_node("LpPool", kernel_shape=[2, 2]))
+    scales = numpy_helper.from_array(np.float32([1, 1, 2, 2]), "scales")
+    old = one_node("Resize")
+    old.graph.node[0].input.append("scales")
+    old.graph.initializer.append(scales)
+    old.opset_import[0].version = 10
+    with pytest.raises(Unimplemented, match="Resize with the definition of an opset before 11"):
+        ogt.from_onnx(old)
     with pytest.raises(Unimplemented, match=r'(?s)AveragePool with dilations.*where: AveragePool "odd one".*fix:'):
         ogt.from_onnx(one_node("AveragePool", kernel_shape=[2, 2], dilations=[2, 2]))
 
@@ -489,6 +496,50 @@ def test_a_sum_of_the_elements_before_one_contains_no_part_of_it(x: list[float],
     order = slice(None, None, -1 if reverse else 1)
     expected = np.cumsum(np.float32([0, *x[order]])[:-1])[order] if x else np.float32([])
     np.testing.assert_array_equal(ogt.from_onnx(model)(torch.tensor(x)).numpy(), expected)
+
+
+F16 = np.linspace(-3, 2000, 12).astype(np.float16).reshape(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("op", "opset", "x", "attrs", "results"),
+    [
+        ("TopK", 9, np.float32([3, 1, 2]), {"k": 2, "axis": 0}, {"y": (np.float32, 1), "i": (np.int64, 1)}),
+        ("Reshape", 4, np.arange(6, dtype=np.float32), {"shape": [2, 3]}, {"y": (np.float32, 2)}),
+        ("MaxPool", 12, np.int8([[[-8, -7, -6, -5]]]), {"kernel_shape": [2], "pads": [0, 1]}, {"y": (np.int8, 3)}),
+        ("MaxPool", 12, np.uint8([[[250, 7, 6, 5]]]), {"kernel_shape": [2], "pads": [1, 1]}, {"y": (np.uint8, 3)}),
+        (
+            "LayerNormalization",
+            17,
+            F16,
+            {},
+            {"y": (np.float16, 2), "mean": (np.float32, 2), "inverse": (np.float32, 2)},
+        ),
+    ],
+)
+def test_old_definitions_and_rare_dtypes_give_the_results_of_onnxruntime(
+    op: str, opset: int, x: np.ndarray, attrs: dict[str, Any], results: dict[str, Any]
+) -> None:
+    def port(name: str, dtype: Any, sizes: Any) -> Any:
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), sizes)
+
+    scale = [numpy_helper.from_array(np.ones(6, np.float16), "w")] if op == "LayerNormalization" else []
+    node = helper.make_node(op, ["x", *(t.name for t in scale)], list(results), **attrs)
+    made = [port(n, dtype, [None] * rank) for n, (dtype, rank) in results.items()]
+    graph = helper.make_graph([node], "g", [port("x", x.dtype, x.shape)], made, scale)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = ogt.from_onnx(model)(torch.from_numpy(x))
+    for mine, expected in zip(got if len(results) > 1 else [got], session.run(None, {"x": x}), strict=True):
+        assert mine.detach().numpy().dtype == expected.dtype
+        np.testing.assert_allclose(mine.detach().numpy(), expected, rtol=1e-3 if mine.dtype == torch.float16 else 1e-5)
+
+
+def test_the_mask_of_an_old_dropout_has_the_dtype_of_the_data() -> None:
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("x", "y", "mask")]
+    graph = helper.make_graph([helper.make_node("Dropout", ["x"], ["y", "mask"])], "g", ports[:1], ports[1:])
+    module = ogt.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=8))
+    assert [t.dtype for t in module(torch.ones(2))] == [torch.float32] * 2
 
 
 @pytest.mark.parametrize(

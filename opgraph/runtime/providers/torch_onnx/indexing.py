@@ -82,12 +82,12 @@ def one_hot(c: Call, index: Tensor, depth: Any, values: Tensor) -> Tensor:
 
 
 @torch_form("TopK", numbers=(1,))
-def top_k(c: Call, x: Tensor, k: Sequence[int]) -> tuple[Tensor, Tensor]:
+def top_k(c: Call, x: Tensor, k: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest) elements and their indices; of equal elements, the first ones."""
-    axis = c.attr("axis", -1)
+    axis, count = c.attr("axis", -1), int(c.attr("k") if k is None else k[0])
     # torch.topk does not specify which of equal elements it takes.
     found = torch.sort(x, dim=axis, descending=bool(c.attr("largest", 1)), stable=True)
-    return found.values.narrow(axis, 0, int(k[0])), found.indices.narrow(axis, 0, int(k[0]))
+    return found.values.narrow(axis, 0, count), found.indices.narrow(axis, 0, count)
 
 
 @torch_form("NonZero")

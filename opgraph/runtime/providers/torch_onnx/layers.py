@@ -118,8 +118,14 @@ def layer_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) ->
     if c.outputs == 1:
         return y
     over = tuple(range(axis, x.dim()))
-    mean = x.mean(over, keepdim=True)
-    return y, mean, torch.rsqrt(((x - mean) ** 2).mean(over, keepdim=True) + eps)
+    wide = _stash(c, x)
+    mean = wide.mean(over, keepdim=True)
+    return y, mean, torch.rsqrt(((wide - mean) ** 2).mean(over, keepdim=True) + eps)
+
+
+def _stash(c: Call, x: Tensor) -> Tensor:
+    """The data in the dtype of a norm's statistics: f32 if stash_type is 1, but f64 stays."""
+    return x.float() if c.attr("stash_type", 1) == 1 and x.dtype != torch.float64 else x
 
 
 @torch_form("GroupNormalization", weights=(1, 2))
@@ -136,7 +142,7 @@ def group_norm(c: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 def rms_norm(c: Call, x: Tensor, scale: Tensor) -> Tensor:
     """Divides by the root of the mean square over the last axes; computes in f32 if stash_type is 1."""
     axis = c.attr("axis", -1) % x.dim()
-    wide = x.float() if c.attr("stash_type", 1) == 1 and x.dtype != torch.float64 else x
+    wide = _stash(c, x)
     mean = (wide * wide).mean(tuple(range(axis, x.dim())), keepdim=True)
     return (wide * torch.rsqrt(mean + c.attr("epsilon", 1e-5))).to(x.dtype) * scale
 
@@ -174,4 +180,5 @@ def dropout(c: Call, x: Tensor, ratio: float | None = None, training: bool | Non
         raise c.refuse("Dropout in training mode", "export the model in eval mode")
     p = c.attr("ratio", 0.5) if ratio is None else ratio
     y = F.dropout(x, p, bool(c.training))
-    return y if c.outputs == 1 else (y, (y != 0) | (x == 0))
+    kept = (y != 0) | (x == 0)
+    return y if c.outputs == 1 else (y, kept if c.opset >= 10 else kept.to(y.dtype))

@@ -27,6 +27,8 @@ _ROUND: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _beyond(c: Call) -> str | None:
+    if c.opset < 11:
+        return "the definition of an opset before 11"
     mode, where = c.attr("mode", "nearest"), c.attr("coordinate_transformation_mode", "half_pixel")
     if where not in _PLACES or c.attr("antialias", 0):
         return f"coordinates {where}" if where not in _PLACES else "antialias"

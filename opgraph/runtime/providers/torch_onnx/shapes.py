@@ -14,8 +14,9 @@ from opgraph.runtime.providers.torch_onnx.table import Call, torch_form
 
 
 @torch_form("Reshape", numbers=(1,))
-def reshape(c: Call, x: Tensor, shape: Sequence[int]) -> Tensor:
+def reshape(c: Call, x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
     """The same elements in another shape; 0 copies a size, -1 is inferred."""
+    shape = c.attr("shape") if shape is None else shape
     if not c.attr("allowzero", 0):
         shape = [x.shape[i] if d == 0 else d for i, d in enumerate(shape)]
     return x.reshape(tuple(shape))
