@@ -69,10 +69,12 @@ def drop_initializers(draft: Draft, before: GraphProto) -> None:
 
 
 def drop_value_info(graph: GraphProto) -> None:
-    """Drops the declarations of values that no longer exist."""
+    """Drops the declarations and quantization annotations of values that no longer exist."""
     made = {name for node in graph.node for name in node.output}
     made |= {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    kept = [v for v in graph.value_info if v.name in made]
-    if len(kept) != len(graph.value_info):
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
+    declared = [v for v in graph.value_info if v.name in made]
+    annotated = [a for a in graph.quantization_annotation if a.tensor_name in made]
+    for field, kept in ((graph.value_info, declared), (graph.quantization_annotation, annotated)):
+        if len(kept) != len(field):
+            del field[:]
+            field.extend(kept)

@@ -93,6 +93,17 @@ def test_the_layout_of_data_files_comes_back_with_what_is_said_of_it(tmp_path: P
     assert og.onnx.load(tmp_path / "other" / "m.onnx") == graph
 
 
+def test_what_is_said_of_the_bits_of_a_value_goes_with_it() -> None:
+    made = remarked()
+    del made.graph.node[0].device_configurations[:]
+    made.graph.quantization_annotation.add(tensor_name="s").quant_parameter_tensor_names.add(
+        key="SCALE_TENSOR", value="c"
+    )
+    fused = to_model(og.onnx.load(made))
+    assert [node.op_type for node in fused.graph.node] == ["Swish", "Add", "Add"]
+    assert [note.tensor_name for note in fused.graph.quantization_annotation] == ["x"]
+
+
 def test_a_unit_whose_node_is_placed_on_a_device_stays_what_it_is() -> None:
     made = remarked()
     assert [n.op_type for n in to_model(og.onnx.load(made)).graph.node] == ["Sigmoid", "Mul", "Add", "Add"]
