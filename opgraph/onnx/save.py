@@ -17,9 +17,9 @@ from opgraph.onnx.draft import Draft, Summary
 from opgraph.onnx.export import composed
 from opgraph.onnx.library.build import NATIVE, library_place, pending_library
 from opgraph.onnx.load import imported, load
+from opgraph.onnx.nodes import with_inner
 from opgraph.onnx.request import DEFAULT_TARGET, Request, checked_cuda, checked_keep
 from opgraph.onnx.rewrite import rewritten
-from opgraph.onnx.signature import DOMAIN
 from opgraph.onnx.source import Source
 from opgraph.onnx.target import NEWEST, Target, checked_form, checked_opset, target_of
 from opgraph.onnx.weights import with_weights
@@ -227,12 +227,11 @@ def drafted(graph: Graph, request: Request) -> Draft:
 def _stamp(draft: Draft, target: Target) -> None:
     """Sets ir_version: that of the source, raised to what the model needs, lowered to what the target reads."""
     model, summary = draft.skeleton, draft.summary
-    calls = [node for node in model.graph.node if node.domain == DOMAIN]
-    calls += [node for function in model.functions for node in function.node if node.domain == DOMAIN]
+    nodes = with_inner([*model.graph.node, *(node for function in model.functions for node in function.node)])
     needed = 4
     if any(function.attribute_proto for function in model.functions):
         needed = _IR_OF_DEFAULTS
-    if any(node.overload for node in calls):
+    if any(node.overload for node in nodes):
         needed = _IR_OF_OVERLOADS
     if needed > target.ir_version:
         raise Unimplemented(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import opgraph as og
-from opgraph.errors import ModelError
+from opgraph.errors import ModelError, Unimplemented
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
@@ -170,6 +170,15 @@ def test_other_weights_change_nothing_but_their_values(external: bool, tmp_path:
     assert (new["k1"].f, list(new["k2"].ints)) == (np.float32(0.1), [2])
     old["k1"].f, old["k2"].ints[:] = new["k1"].f, [2]
     assert saved == source
+
+
+def test_overloads_of_others_need_a_target_that_reads_them() -> None:
+    made = with_function()
+    made.functions[0].overload = made.graph.node[0].overload = "f"
+    graph = og.onnx.load(made)
+    assert to_model(graph) == made
+    with pytest.raises(Unimplemented, match="reads ir_version 9, the functions need 10"):
+        to_model(graph, target="onnxruntime==1.17")
 
 
 def test_an_overload_of_nothing_is_refused() -> None:
