@@ -16,7 +16,8 @@ def load(model: ModelLike, *, library: bool = False) -> Graph:
 
     Args:
         model: a path, an onnx.ModelProto, or an onnx_ir.Model. It is treated as untrusted input. Data files are
-            mapped, not read.
+            mapped, not read. The tensors of an object in memory are shared, not copied: do not change them in place
+            while the graph is in use.
         library: if True, matrix products, reductions and shape changes become native ops too, which have gradients and
             run in torch. Otherwise they stay Wildcards, which onnxruntime runs together with their neighbours.
 
