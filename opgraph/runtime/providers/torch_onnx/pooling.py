@@ -20,7 +20,8 @@ _AVG_POOL = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 def max_pool(c: Call, x: Tensor) -> Tensor:
     """The maximum of each window; torch has no integers here, but f32 holds those of 8 bits."""
     if not x.is_floating_point():
-        return max_pool(c, x.float()).to(x.dtype)
+        wide: Tensor = max_pool(c, x.float())
+        return wide.to(x.dtype)
     axes = spatial(c, x, _MAX_POOL)
     kernel = c.attr("kernel_shape")
     strides, dilations = c.attr("strides", [1] * axes), c.attr("dilations", [1] * axes)
