@@ -35,7 +35,7 @@ def tensors() -> list[Any]:
 
 @pytest.mark.parametrize("read", [by_strides, as_integers])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_an_input_is_written_when_its_views_have_been_read(read: Any, dynamic: bool) -> None:
+def test_input_is_written_after_its_views_are_read(read: Any, dynamic: bool) -> None:
     def function(x: Any, w: Any) -> Any:
         a = read(x)
         late = (w.sin() @ w).cos() @ w
@@ -54,7 +54,7 @@ def test_an_input_is_written_when_its_views_have_been_read(read: Any, dynamic: b
 
 @pytest.mark.parametrize("read", [by_strides, as_integers])
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5])
-def test_backward_has_what_a_view_of_a_written_input_held(read: Any, memory: Any) -> None:
+def test_backward_sees_view_values_from_before_the_write(read: Any, memory: Any) -> None:
     def function(x: Any, w: Any) -> Any:
         a = read(x)
         made = (a if a.is_floating_point() else (a % 7).double()).sigmoid() * w
@@ -72,7 +72,7 @@ def test_backward_has_what_a_view_of_a_written_input_held(read: Any, memory: Any
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5, 0.0])
-def test_a_part_of_a_graph_keeps_no_input_that_a_later_part_writes(dtype: Any, memory: Any) -> None:
+def test_graph_part_saves_no_input_that_a_later_part_writes(dtype: Any, memory: Any) -> None:
     """A result that another one is computed from ends a part. An input may have fewer bytes than the value to keep."""
 
     def function(x: Any, w: Any) -> Any:
@@ -100,7 +100,7 @@ def test_a_part_of_a_graph_keeps_no_input_that_a_later_part_writes(dtype: Any, m
     ],
 )
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_value_meets_views_of_its_views(function: Any, dynamic: bool) -> None:
+def test_value_is_combined_with_views_of_its_views(function: Any, dynamic: bool) -> None:
     found: list[Captured] = []
     x = torch.randn(3, 3, dtype=torch.float64)
     with observed(found.append):
@@ -126,7 +126,7 @@ def detached_on_both_sides(x: Any) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("function", [detached, detached_on_both_sides])
-def test_a_result_that_is_a_view_is_read_detached_by_another_one(function: Any) -> None:
+def test_result_reads_detached_view_that_is_also_a_result(function: Any) -> None:
     def called(run: Any) -> list[Any]:
         x = torch.linspace(-1, 2, 24, dtype=torch.float64).view(2, 3, 4).requires_grad_()
         first, *_, seen = results = run(x)

@@ -69,7 +69,7 @@ class Model(nn.Module):
         return result
 
 
-def test_a_function_with_a_context_of_its_own_has_its_gradient_in_a_fused_module() -> None:
+def test_custom_function_with_own_context_has_gradient_in_fused_module() -> None:
     grads = []
     for model in (Model(), ogt.fuse(Model())):
         x = torch.linspace(-2, 2, 9, dtype=torch.float64, requires_grad=True)
@@ -80,7 +80,7 @@ def test_a_function_with_a_context_of_its_own_has_its_gradient_in_a_fused_module
     assert not any(type(t) is not torch.Tensor for pair in grads for t in pair)
 
 
-def test_the_stack_tells_which_function_runs_and_of_what() -> None:
+def test_stack_lists_running_function_and_its_arguments() -> None:
     x, y = torch.ones(2), torch.ones(2)
     seen.clear()
     with functions_on_stack():
@@ -93,7 +93,7 @@ def test_the_stack_tells_which_function_runs_and_of_what() -> None:
     assert after == []
 
 
-def test_other_threads_have_no_such_frames_and_nothing_stays_behind() -> None:
+def test_function_stack_is_per_thread_and_leaves_no_hook() -> None:
     seen.clear()
     with functions_on_stack():
         other = threading.Thread(target=doubled, args=(torch.ones(2),))
@@ -107,7 +107,7 @@ def test_other_threads_have_no_such_frames_and_nothing_stays_behind() -> None:
     assert "__getattribute__" not in vars(FunctionMeta)
 
 
-def test_where_a_function_fails_the_rest_is_fused() -> None:
+def test_ops_beside_a_failing_custom_function_are_fused() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_where_a_function_fails_the_rest_is_fused() -> None:
     assert report.units["swish"] == 1
 
 
-def test_a_fused_module_in_another_under_saved_tensor_hooks_is_connected() -> None:
+def test_nested_fused_modules_pass_gradients_under_saved_tensor_hooks() -> None:
 
     class Inner(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def native():
 
 @pytest.mark.parametrize("skipped", [0, 1, 2, WORDS - 4, WORDS - 3, WORDS - 2, WORDS - 1, WORDS, WORDS + 1])
 @pytest.mark.parametrize("count", [1, 2, WORDS // 2 - 1, WORDS // 2, WORDS // 2 + 1, WORDS, 5 * WORDS + 1, 10007])
-def test_numbers_and_state_are_torchs_wherever_the_state_is(count, skipped, native, monkeypatch):
+def test_numbers_and_generator_state_equal_torchs_from_any_state(count, skipped, native, monkeypatch):
     monkeypatch.setattr(module, "_FEWEST", 0)
     for p in (0.9, 0.1):
         like = torch.empty(count, dtype=torch.bool)
@@ -58,17 +58,17 @@ def test_numbers_and_state_are_torchs_wherever_the_state_is(count, skipped, nati
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool]
 )
-def test_every_dtype_gets_the_numbers_of_torch(dtype, p, native):
+def test_every_dtype_draws_torchs_numbers(dtype, p, native):
     like = torch.empty(90, 70, dtype=dtype).t()
     assert_same(drawn(lambda: bernoulli(like, p)), drawn(lambda: torch.ops.aten.bernoulli.p(like, p)))
 
 
-def test_a_probability_that_torch_refuses_is_refused():
+def test_probability_above_one_is_refused_as_by_torch():
     with pytest.raises(RuntimeError, match="expects p to be in"):
         bernoulli(torch.empty(5000), 1.5)
 
 
-def test_a_generator_of_the_caller_is_drawn_from():
+def test_callers_generator_is_used():
     like = torch.empty(5000)
     own, other = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3)
     assert_same(bernoulli(like, 0.5, generator=own), torch.ops.aten.bernoulli.p(like, 0.5, generator=other))
@@ -96,7 +96,7 @@ assert {one.numpy().tobytes() for one in found} == {like.bernoulli(0.5).numpy().
 """
 
 
-def test_no_number_is_drawn_twice_by_threads(native):
+def test_threads_draw_no_number_twice(native):
     """In a process without pytest's threads."""
     subprocess.run([sys.executable, "-c", DRAWN_BY_THREADS], check=True)
 
@@ -123,11 +123,11 @@ assert _draws_alone()
 """
 
 
-def test_threads_that_draw_nothing_do_not_count():
+def test_idle_threads_do_not_change_the_draws():
     subprocess.run([sys.executable, "-c", ALONE], check=True)
 
 
-def test_a_default_device_changes_nothing():
+def test_default_device_does_not_change_the_draws():
     like = torch.empty(5000)
     module._native.cache_clear()
 
@@ -145,7 +145,7 @@ class Dropping(nn.Module):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_dropout_of_large_tensors_drops_what_eager_drops(dtype, memory_format):
+def test_dropout_of_large_tensors_has_eagers_mask(dtype, memory_format):
     found = []
     for model in (ogt.fuse(Dropping()), Dropping()):
         x = (
@@ -164,7 +164,7 @@ def test_dropout_of_large_tensors_drops_what_eager_drops(dtype, memory_format):
     assert_same(*found)
 
 
-def test_native_dropout_of_nothing_draws_as_eager_torch_does():
+def test_native_dropout_at_p_0_draws_as_in_eager():
     x = torch.randn(90, 70)
     dropped = partial(torch.native_dropout, x, 0.0, True)
     assert_same(drawn(torch.compile(dropped, backend="opgraph")), drawn(dropped))
@@ -172,7 +172,7 @@ def test_native_dropout_of_nothing_draws_as_eager_torch_does():
 
 @pytest.mark.parametrize("p", [0.5, 1.0])
 @pytest.mark.parametrize("train", [True, None])
-def test_native_dropout_drops_and_draws_as_eager_torch_does(p, train):
+def test_native_dropout_has_eagers_mask_and_generator_state(p, train):
     """It drops with train=None, though torch's rule for fake tensors returns the argument; at p=1 it draws, too."""
     x = torch.randn(90, 70, requires_grad=True)
 
@@ -186,13 +186,13 @@ def test_native_dropout_drops_and_draws_as_eager_torch_does(p, train):
         assert_same(found, drawn(partial(step, dropped)))
 
 
-def test_dropout_of_everything_draws_nothing_as_in_eager_torch():
+def test_dropout_at_p_1_draws_nothing_as_in_eager():
     x = torch.randn(90, 70)
     dropped = partial(functional.dropout, x, 1.0)
     assert_same(drawn(torch.compile(dropped, backend="opgraph")), drawn(dropped))
 
 
-def test_the_first_draw_of_a_process_may_be_one_without_data(native):
+def test_first_draw_of_a_process_may_be_fake_tensors(native):
     """`ogt.saved_tensors(..., dry_run=True)` draws fake tensors. The loop must be compared with torch before that."""
     module._native.cache_clear()
     with FakeTensorMode():

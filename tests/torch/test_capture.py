@@ -664,7 +664,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(("run", "make"), RUNS)
-def test_a_program_that_changes_between_calls_does_at_each_what_it_does_in_eager(run, make) -> None:
+def test_programs_that_change_between_calls_agree_with_eager(run, make) -> None:
     got, expected = results_of(make, run), results_of(make, lambda fn: fn)
     assert len(got) == len(expected) > 1
     for ours, eager in zip(got, expected, strict=True):
@@ -768,13 +768,13 @@ def with_gradients(run, fn):
 
 @pytest.mark.parametrize("run", [as_function, as_fused_module], ids=["function", "module"])
 @pytest.mark.parametrize("fn", ONE_CALL, ids=lambda fn: fn.__name__)
-def test_results_and_gradients_are_there_where_eager_has_them(fn, run) -> None:
+def test_same_results_and_gradients_are_defined_as_in_eager(fn, run) -> None:
     got, expected = with_gradients(run, fn), with_gradients(lambda fn, *tensors: fn(*tensors), fn)
     assert [g is None for g in got[2:]] == [e is None for e in expected[2:]]
     torch.testing.assert_close(got, expected)
 
 
-def test_a_function_is_called_under_no_grad_and_with_gradients_in_turns() -> None:
+def test_function_alternates_between_no_grad_and_grad_mode() -> None:
     fused, x = ogt.fuse(a_helper_under_no_grad), X.clone().requires_grad_()
     a = torch.linspace(0.3, 2, 4, requires_grad=True)
     for mode in (True, False, True, False):
@@ -784,7 +784,7 @@ def test_a_function_is_called_under_no_grad_and_with_gradients_in_turns() -> Non
             assert got.requires_grad == expected.requires_grad == mode
 
 
-def test_enable_grad_inside_of_a_call_under_no_grad_is_refused() -> None:
+def test_enable_grad_inside_no_grad_call_is_refused() -> None:
     def fn(x):
         with torch.enable_grad():
             return x * 2
@@ -793,7 +793,7 @@ def test_enable_grad_inside_of_a_call_under_no_grad_is_refused() -> None:
         ogt.fuse(fn)(X)
 
 
-def test_what_is_changed_under_no_grad_is_refused() -> None:
+def test_write_under_no_grad_into_differentiable_value_is_refused() -> None:
     def fn(x):
         y = x * 2
         with torch.no_grad():
@@ -805,7 +805,7 @@ def test_what_is_changed_under_no_grad_is_refused() -> None:
 
 
 @pytest.mark.parametrize("first", ["value", "detached"])
-def test_a_detached_value_is_not_written_into(first) -> None:
+def test_write_that_a_detached_value_shares_is_refused(first) -> None:
     def fn(x):
         y = x * 2
         z = y.detach()
@@ -816,7 +816,7 @@ def test_a_detached_value_is_not_written_into(first) -> None:
         ogt.fuse(fn)(X)
 
 
-def test_contiguous_is_what_it_says_or_refused() -> None:
+def test_contiguous_gives_requested_layout_or_is_refused() -> None:
     x = torch.randn(2, 3, 4, 5)
     last = x.to(memory_format=torch.channels_last)
     for given in (x, last, x.transpose(1, 2)):
@@ -850,7 +850,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_results_lie_in_memory_as_eagers_do(grad) -> None:
+def test_results_have_eagers_strides(grad) -> None:
     def fn(x, y):
         return x * y + 1, y - x, torch.where(y > 0, x, y), torch.tanh(x) * 2
 
@@ -866,7 +866,7 @@ def strides(tensor):
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
-def test_a_copy_that_is_not_used_does_not_count() -> None:
+def test_contiguous_of_other_strides_gives_eagers_values() -> None:
     def fn(x):
         y, copy = x * 2, x.contiguous()
         return torch.sin(y) * copy
@@ -889,13 +889,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("fn,error", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_fused_is_refused_in_words(fn, error) -> None:
+def test_functions_that_cannot_be_fused_raise_three_line_errors(fn, error) -> None:
     with pytest.raises(error) as raised:
         ogt.fuse(fn)(X)
     assert error is RuntimeError or str(raised.value).count("\n") == 2
 
 
-def test_a_conversion_takes_its_arguments_by_position() -> None:
+def test_to_takes_positional_arguments() -> None:
     for fn in (
         lambda x: (x * 2).to("cpu", torch.float64, False, True),
         lambda x: (x * 2).to(torch.float64, False, True),
@@ -930,7 +930,7 @@ class Holds(nn.Module):
         return self.act(x) + self.other(x)
 
 
-def test_a_module_that_holds_fused_functions_is_saved_and_copied() -> None:
+def test_module_holding_fused_functions_is_pickled_and_copied() -> None:
     module, file = Holds(), io.BytesIO()
     torch.save(module, file)
     file.seek(0)
@@ -955,7 +955,7 @@ def test_a_module_that_holds_fused_functions_is_saved_and_copied() -> None:
         lambda: ogt.explain(3),
     ],
 )
-def test_odd_arguments_are_named(call) -> None:
+def test_invalid_arguments_raise_three_line_errors(call) -> None:
     with pytest.raises(InvalidArguments) as raised:
         call()
     assert str(raised.value).count("\n") == 2
@@ -1110,13 +1110,13 @@ def all_gradients(model, x, retain):
 
 @pytest.mark.parametrize("retain", [False, True], ids=["grad", "retain"])
 @pytest.mark.parametrize("forward", FORWARDS, ids=lambda fn: fn.__name__)
-def test_a_fused_module_gives_gradients_by_all_that_it_gives(forward, retain) -> None:
+def test_fused_module_has_gradients_with_respect_to_its_results(forward, retain) -> None:
     model = type("Model", (Parts,), {"forward": forward})
     got, expected = (all_gradients(wrap(model()), X, retain) for wrap in (ogt.fuse, lambda model: model))
     torch.testing.assert_close(got, expected)
 
 
-def test_a_graph_is_cut_only_where_a_result_is_computed_from_another_and_gradients_are_recorded() -> None:
+def test_graph_is_split_only_at_results_that_feed_results_in_training() -> None:
     def parts(forward, grad=True):
         model, found = type("Model", (Parts,), {"forward": forward})(), []
         with observed(found.append), torch.set_grad_enabled(grad):
@@ -1130,7 +1130,7 @@ def test_a_graph_is_cut_only_where_a_result_is_computed_from_another_and_gradien
     assert parts(returns_all, grad=False) == [0]
 
 
-def test_a_number_that_a_cut_graph_changes_at_each_call_is_fused() -> None:
+def test_python_number_changed_by_a_split_graph_stays_fused() -> None:
     """Dynamo returns the number next to the results, and AOTAutograd fails on a part that returns a number."""
 
     class Cooled(nn.Module):
@@ -1152,7 +1152,7 @@ def test_a_number_that_a_cut_graph_changes_at_each_call_is_fused() -> None:
             assert fused.temperature == eager.temperature
 
 
-def test_random_numbers_and_statistics_keep_their_order_across_parts_of_any_size() -> None:
+def test_random_draws_and_statistics_keep_order_across_dynamic_parts() -> None:
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1180,7 +1180,7 @@ def test_random_numbers_and_statistics_keep_their_order_across_parts_of_any_size
 
 @pytest.mark.parametrize("memory", ["fast", 0.5])
 @pytest.mark.parametrize("forward", [averages, writes_into_a_part], ids=lambda fn: fn.__name__)
-def test_memory_that_is_written_is_not_read_in_backward_whatever_is_kept(forward, memory) -> None:
+def test_backward_reads_no_overwritten_memory(forward, memory) -> None:
     model = type("Model", (Parts,), {"forward": forward})
     got, expected = (all_gradients(m, X, False) for m in (ogt.fuse(model(), memory=memory), model()))
     torch.testing.assert_close(got, expected)
@@ -1188,19 +1188,19 @@ def test_memory_that_is_written_is_not_read_in_backward_whatever_is_kept(forward
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("run", [ogt.fuse, as_module], ids=["function", "module"])
-def test_floats_become_integers_as_in_eager(run, dtype) -> None:
+def test_float_to_integer_conversion_agrees_with_eager(run, dtype) -> None:
     x = torch.tensor([1.5, -2.5, math.nan, math.inf, -math.inf, 3e9, 300.0, -1e20])
     fn = lambda x: (x * 2).to(dtype)  # noqa: E731
     assert torch.equal(run(fn)(x), fn(x))
 
 
 @pytest.mark.parametrize("fn", [lambda x: x * kind_of(x), Decorated(2.0)(lambda x: x * kind_of(x))])
-def test_a_function_that_compares_classes_is_refused(fn) -> None:
+def test_isinstance_on_traced_value_is_refused(fn) -> None:
     with pytest.raises(Unimplemented, match="isinstance"):
         ogt.fuse(fn)(X)
 
 
-def test_a_decorator_belongs_to_the_function_of_an_activation() -> None:
+def test_decorated_function_serves_as_activation() -> None:
     fn = Decorated(3.0)(lambda x, a: x * a)
     for given in (fn, ogt.fuse(fn)):
         assert torch.equal(ogt.Activation(given, a=2.0)(X), X * 6)
@@ -1209,7 +1209,7 @@ def test_a_decorator_belongs_to_the_function_of_an_activation() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_transformer_encoder_gives_where_nothing_is_padded_what_its_fast_path_gives(nested) -> None:
+def test_transformer_encoder_agrees_with_fast_path_outside_padding(nested) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval()
@@ -1222,7 +1222,7 @@ def test_a_transformer_encoder_gives_where_nothing_is_padded_what_its_fast_path_
             torch.testing.assert_close(got[~mask], expected[~mask])
 
 
-def test_a_fused_method_may_take_its_own_place():
+def test_fused_method_may_replace_itself_on_the_module():
     class Swish(nn.Module):
         def __init__(self):
             super().__init__()
@@ -1268,7 +1268,7 @@ def a_part_in_place(self, x):
 
 @pytest.mark.parametrize("forward", [activated_in_place, scaled_in_place, a_part_in_place])
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5])
-def test_backward_has_what_an_input_held_before_it_was_written_to(forward, memory) -> None:
+def test_backward_sees_input_values_from_before_the_write(forward, memory) -> None:
     """AOTAutograd saves the input itself; autograd then raises that it was modified by an inplace operation."""
     found = []
     for wrap in (lambda model: model, functools.partial(ogt.fuse, memory=memory)):
@@ -1286,7 +1286,7 @@ def a_mean_in_a_number(self, x):
     return torch.sigmoid(x) * self.w
 
 
-def test_a_number_of_64_bits_is_written_to() -> None:
+def test_write_into_f64_scalar_tensor_runs_unfused() -> None:
     """Dynamo treats it as a Python number, traces the function again, and drops the write."""
     model = type("Model", (Writer,), {"forward": a_mean_in_a_number})(torch.float64)
     fused = ogt.fuse(copy.deepcopy(model))
@@ -1303,7 +1303,7 @@ def an_expanded_value(self, x):
     return value * self.w
 
 
-def test_an_expanded_tensor_is_written_to() -> None:
+def test_write_into_expanded_tensor_runs_unfused() -> None:
     """Functionalization may read another of the elements that share memory than the one that was written."""
     model = type("Model", (Writer,), {"forward": an_expanded_value})()
     fused = ogt.fuse(copy.deepcopy(model))
@@ -1312,7 +1312,7 @@ def test_an_expanded_tensor_is_written_to() -> None:
 
 
 @pytest.mark.parametrize("joined", [operator.and_, operator.or_], ids=["and", "or"])
-def test_an_operator_whose_name_ends_as_writes_do_is_none(joined) -> None:
+def test_operator_and_is_not_mistaken_for_a_write(joined) -> None:
     """Dynamo's graph has `operator.and_` for `&` of masks. A graph that only reads an expanded mask must run fused."""
 
     def forward(self, x):
@@ -1336,7 +1336,7 @@ def turned_by_one_of_two_results(value):
 
 
 @pytest.mark.parametrize("turned", [turned_among_others, turned_by_one_of_two_results])
-def test_a_branch_sees_what_was_written_into_one_of_several_tensors(turned) -> None:
+def test_branch_sees_write_into_one_of_several_tensors(turned) -> None:
     """Dynamo evaluates the branch from the parameter that the value was computed from, unless the value was written."""
 
     def forward(self, x):
@@ -1360,7 +1360,7 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_numbers_that_no_result_is_computed_from_are_drawn(draw) -> None:
+def test_unused_random_numbers_are_still_drawn(draw) -> None:
     """All later numbers depend on how many were drawn before."""
 
     def forward(self, x):
@@ -1377,7 +1377,7 @@ def test_numbers_that_no_result_is_computed_from_are_drawn(draw) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["alone", "with what it is a view of"])
-def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
+def test_gradients_of_unfolded_result_agree_with_eager(kept) -> None:
     """AOTAutograd would write several gradients of an unfolded result to one element."""
 
     def forward(self, x):
@@ -1394,7 +1394,7 @@ def test_gradients_of_a_result_whose_elements_share_memory(kept) -> None:
     torch.testing.assert_close(fused.w.grad, model.w.grad)
 
 
-def test_gradients_of_windows_of_another_size_for_which_the_graph_is_specialized() -> None:
+def test_unfold_gradients_of_specialized_graph_agree_at_other_sizes() -> None:
     """Dynamo has a symbol for the rows; AOTAutograd, which specializes the graph to narrow it, has a number."""
 
     def function(x):
@@ -1431,7 +1431,7 @@ def a_shape_that_only_python_reads(self, x):
 
 
 @pytest.mark.parametrize("forward", [unsqueezed_in_place, transposed_in_place, a_shape_that_only_python_reads])
-def test_a_shape_that_changes_in_place_is_seen(forward) -> None:
+def test_in_place_shape_change_is_seen_by_python(forward) -> None:
     """Dynamo gives Python code the tensor's old shape."""
     model = type("Model", (Writer,), {"forward": forward})()
     fused = ogt.fuse(copy.deepcopy(model))
@@ -1439,7 +1439,7 @@ def test_a_shape_that_changes_in_place_is_seen(forward) -> None:
         torch.testing.assert_close(fused(X), model(X))
 
 
-def test_an_argument_of_any_size_may_change_its_shape() -> None:
+def test_argument_of_dynamic_size_may_change_shape_in_place() -> None:
     def function(x):
         x.add_(1).t_()
         return x.sum(), x.sin()
@@ -1454,7 +1454,7 @@ def test_an_argument_of_any_size_may_change_its_shape() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_view_of_arguments_that_share_memory_is_of_the_written_one(dynamic: bool) -> None:
+def test_returned_view_aliases_written_argument_of_shared_memory(dynamic: bool) -> None:
     """Without the fallback AOTAutograd raises an AssertionError."""
 
     def function(x, y):
@@ -1483,7 +1483,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("first", PLACES)
-def test_arguments_that_share_memory_are_written_where_each_call_has_them(first: str) -> None:
+def test_aliased_arguments_are_written_at_each_calls_addresses(first: str) -> None:
     """No guard checks the arguments' addresses; AOTAutograd writes where the first call's arguments were."""
 
     def function(x, y):
@@ -1520,7 +1520,7 @@ def test_an_argument_may_be_a_view_of_a_buffer(is_written: str) -> None:
         torch.testing.assert_close([got, fused.memory], [wanted, plain.memory])
 
 
-def test_parts_of_one_memory_that_do_not_overlap_are_fused() -> None:
+def test_non_overlapping_views_of_one_memory_are_fused() -> None:
     """Example: the caches of several layers, one of which is written."""
 
     def function(x, y):
@@ -1539,7 +1539,7 @@ def unsqueezed_result(self, x):
     return torch.sin(x).unsqueeze_(0) * self.w
 
 
-def test_a_result_of_a_change_of_shape_in_place_is_fused() -> None:
+def test_graph_returning_in_place_unsqueeze_is_fused() -> None:
     model = type("Model", (Writer,), {"forward": unsqueezed_result})()
     with observed((graphs := []).append):
         torch.testing.assert_close(ogt.fuse(copy.deepcopy(model))(X), model(X))
@@ -1569,7 +1569,7 @@ def a_counter_beside_a_write(self, x):
 @pytest.mark.parametrize(
     "forward", [dropout_that_drops_nothing, torchs_own_dropout_that_drops_nothing, a_counter_beside_a_write]
 )
-def test_tensors_that_are_one_in_eager_torch_are_one(forward) -> None:
+def test_results_alias_arguments_as_in_eager(forward) -> None:
     """AOTAutograd copies what F.dropout returns, and returns the counter in place of the result."""
     found = []
     for wrap in (lambda model: model, ogt.fuse):

@@ -23,7 +23,7 @@ def attention(scores, mask, p):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_mask_softmax_and_dropout_are_one_kernel_each_way(dtype):
+def test_mask_softmax_and_dropout_are_one_forward_and_one_backward_kernel(dtype):
     """Random numbers are drawn before the kernel, in eager's order; a row that the mask hides is 0."""
     mask = torch.zeros(6, 8, dtype=dtype)
     mask[0, :5] = mask[3] = -torch.inf
@@ -55,7 +55,7 @@ class Attention(torch.nn.Module):
         return self.last(F.scaled_dot_product_attention(h, h, h)).sigmoid()
 
 
-def test_within_a_small_budget_attention_without_dropout_runs_again():
+def test_small_budget_recomputes_attention_without_dropout():
     """torch marks attention as random at any dropout: its result and each row's logarithm would be kept."""
     torch.manual_seed(0)
     model, x = Attention(), torch.randn(2, 64, 16)

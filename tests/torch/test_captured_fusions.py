@@ -36,7 +36,7 @@ def counted(function, *given):
     return [len(p.launches) for p in parts], [str(n.target) for p in parts for n in p.library_calls]
 
 
-def test_a_loss_is_one_kernel_with_what_makes_its_input():
+def test_cross_entropy_is_fused_with_its_producers():
     """Softmax's statistics and logarithms are one kernel with the arithmetic before them. The sum over rows after the
     gather is another; the count of labels (a number) and the division by it are one each. Backward has one kernel that
     fills the memory that the labels are scattered to, and one for the rest."""
@@ -49,7 +49,7 @@ def test_a_loss_is_one_kernel_with_what_makes_its_input():
     assert "aten.full_like.default" not in calls
 
 
-def test_a_mean_loss_is_one_kernel_each_way():
+def test_mean_loss_is_one_forward_and_one_backward_kernel():
     kernels, calls = counted(
         lambda x, y: (torch.sigmoid(x) - y).square().mean(), torch.randn(6, 40), torch.randn(6, 40)
     )
@@ -57,7 +57,7 @@ def test_a_mean_loss_is_one_kernel_each_way():
     assert not calls
 
 
-def test_casts_are_in_the_kernels_around_them():
+def test_casts_are_fused_with_neighbouring_kernels():
     """The computation of one number for each column (a sigmoid, and its derivative) is a separate kernel."""
 
     def function(x, scale):
@@ -69,7 +69,7 @@ def test_casts_are_in_the_kernels_around_them():
     assert not calls
 
 
-def test_a_pad_is_in_the_kernel_around_it():
+def test_pad_is_fused_with_neighbouring_ops():
     """The gradient of the padded part runs over fewer elements, in a separate kernel."""
 
     def function(x, y):
@@ -80,7 +80,7 @@ def test_a_pad_is_in_the_kernel_around_it():
     assert not calls
 
 
-def test_sums_down_columns_are_in_the_kernel_around_them():
+def test_column_sums_are_fused_with_neighbouring_ops():
     def function(x, weight, bias):
         return torch.sigmoid(x * weight + bias) * x
 

@@ -36,7 +36,7 @@ def results(function, given):
 
 
 @pytest.mark.parametrize(("norm", "added"), [(layer_norm, 1), (layer_norm, 5), (rms_norm, 1)])
-def test_a_norm_of_a_sum_is_one_kernel_each_way(norm, added):
+def test_norm_of_a_sum_is_one_forward_and_one_backward_kernel(norm, added):
     """The gradients of weight and bias are column sums inside the kernel over rows."""
 
     def function(x, residual, weight, bias):
@@ -68,7 +68,7 @@ def layer_group_and_batch_norms(*given):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parameters", ["f32", "alike"])
-def test_statistics_of_16_bits_are_not_rounded_for_backward(parameters, dtype):
+def test_norm_statistics_for_backward_are_not_rounded_to_16_bits(parameters, dtype):
     """Near 10, rounding to bf16 changes a mean by up to 0.03."""
     own = torch.float32 if parameters == "f32" else dtype
     given = [t for _ in range(4) for t in ((torch.randn(8, 6, 6) + 10).to(dtype), *torch.randn(2, 6).to(own))]
@@ -103,7 +103,7 @@ def test_a_variance_of_16_bits_is_computed_with_an_unrounded_mean(axis, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_a_norm_sees_its_input_as_backward_does(dtype):
+def test_forward_norm_reads_its_input_rounded_as_backward_does(dtype):
     """Backward subtracts the mean from the stored input. Rows of one number show this: the gradient of their weight is
     0, and the rounding error of the input in 16 bits is multiplied by 1 / sqrt(eps)."""
 
@@ -127,7 +127,7 @@ def test_a_norm_sees_its_input_as_backward_does(dtype):
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_statistics_that_are_results_have_the_dtype_of_eager_ones(weight_dtype):
+def test_returned_norm_statistics_have_eagers_dtype(weight_dtype):
     x, weight = torch.randn(8, 6, dtype=torch.bfloat16), torch.ones(6, dtype=weight_dtype)
 
     def function(x, weight):
@@ -138,7 +138,7 @@ def test_statistics_that_are_results_have_the_dtype_of_eager_ones(weight_dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_gradient_of_a_certain_log_softmax_keeps_its_digits(dtype):
+def test_log_softmax_gradient_is_exact_near_probability_one(dtype):
     """g - p sum(g) cancels where p is near 1. torch's kernel contracts it to an FMA, which loses no digits."""
 
     def function(g, y):
@@ -161,7 +161,7 @@ def test_the_gradient_of_a_certain_log_softmax_keeps_its_digits(dtype):
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["evaluation", "training"])
-def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
+def test_batch_norm_result_has_eagers_strides(training):
     def function(x):
         x = x * 1.5
         return F.batch_norm(x, x.new_zeros(6), x.new_ones(6), training=training)
@@ -179,7 +179,7 @@ def test_batch_norm_lays_its_result_out_as_eager_torch_does(training):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("affine", [False, True], ids=["plain", "affine"])
-def test_an_instance_norm_without_eps_of_a_channel_of_one_number(affine, dtype):
+def test_instance_norm_with_eps_0_of_constant_channel_agrees_with_eager(affine, dtype):
     """Its inverse deviation is 0 in torch's kernels; 1 / sqrt(0) would give NaN."""
 
     def function(x, *parameters):

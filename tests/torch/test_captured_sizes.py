@@ -121,7 +121,7 @@ def test_other_sizes_compile_no_kernel(kernels, kind, feed, sizes):
     assert counts == [counts[0]] * len(sizes)
 
 
-def test_the_same_is_kept_whether_sizes_are_symbols_or_numbers(kernels):
+def test_symbolic_and_fixed_sizes_save_the_same_tensors(kernels):
     """A mask that depends on sizes is recomputed; a loss keeps its logarithms, not its exponentials."""
     model = ogt.fuse(Tokens())
     kept = []
@@ -133,7 +133,7 @@ def test_the_same_is_kept_whether_sizes_are_symbols_or_numbers(kernels):
     assert kept[0] == kept[1]
 
 
-def test_a_loss_keeps_its_logarithms_alone(kernels):
+def test_cross_entropy_saves_only_log_probabilities(kernels):
     model = ogt.fuse(Rows(lambda x, y: F.cross_entropy(x * 2, y)))
     x = torch.randn(6, 40).requires_grad_()
     captured = []
@@ -153,7 +153,7 @@ class Rows(nn.Module):
         return self.function(*args)
 
 
-def test_a_group_norm_backward_is_kernels(kernels):
+def test_group_norm_backward_is_fused(kernels):
     """Values computed only for the gradients of a convolution are kept apart from ops that read them through a view."""
 
     class Net(nn.Module):
@@ -174,7 +174,7 @@ def test_a_group_norm_backward_is_kernels(kernels):
 # Numbers outside a kernel's text
 
 
-def test_a_kernel_with_other_arguments_is_the_same_text():
+def test_kernel_source_does_not_depend_on_scalar_arguments():
     sources, results = set(), []
     for factor in (0.25, 3.0):
         g = og.Graph()
@@ -264,7 +264,7 @@ class Cached(nn.Module):
         return x + weights @ values / keys.shape[1], keys, values
 
 
-def test_a_growing_cache_needs_no_further_programs(programs):
+def test_growing_kv_cache_compiles_no_further_programs(programs):
     """No more after the second length. Each length used to get its own program, which took longer than eager."""
     plain, fused = Cached(), ogt.fuse(Cached())
     fused.load_state_dict(plain.state_dict())
@@ -324,7 +324,7 @@ def half_padded(x):
         *[(function, (7, 9, 12, 5, 13, 3, 17), None) for function in (half_read, half_filled, half_padded)],
     ],
 )
-def test_a_part_that_fills_half_of_an_axis_for_even_sizes_alone(function, sizes, width):
+def test_slice_that_is_half_an_axis_only_at_even_sizes(function, sizes, width):
     """In the two programs that the one for all sizes is made of, the part may fill a whole number of blocks.
 
     Without a width, images are square, and the third sample of sizes is odd.
@@ -341,7 +341,7 @@ def test_a_part_that_fills_half_of_an_axis_for_even_sizes_alone(function, sizes,
         torch.testing.assert_close(x.grad, y.grad)
 
 
-def test_training_on_other_lengths_makes_no_programs_and_gives_the_same_bits_again(programs):
+def test_training_on_other_lengths_reuses_programs_and_repeats_bits(programs):
     plain, fused = Tokens(), ogt.fuse(Tokens())
     fused.load_state_dict(plain.state_dict())
     sizes = [(2, 9), (3, 10), (5, 12), (2, 31), (4, 17), (3, 10), (2, 64), (5, 12)]
@@ -383,7 +383,7 @@ class Positions(nn.Module):
         return self.out(self.embed(tokens) * mask[:, torch.arange(length), None]).softmax(-1)
 
 
-def test_sizes_that_guards_hold_equal_make_no_programs(programs):
+def test_sizes_that_guards_hold_equal_compile_no_programs(programs):
     plain = Positions()
     fused = ogt.fuse(copy.deepcopy(plain))
     counts = []
@@ -403,7 +403,7 @@ def graphs_after(plain, fused, inputs):
     return counts
 
 
-def test_a_graph_with_several_results_keeps_its_symbols(programs):
+def test_graph_with_several_results_keeps_symbolic_sizes(programs):
     """The graph is run on fake tensors to find the inputs that each result depends on. `F.pad` of a size that later
     became equal to another one read it as a number, and Dynamo captured a mixture of experts again for each length."""
 
@@ -439,7 +439,7 @@ class Attending(nn.Module):
         return h, h.mean(1, keepdim=True).sin() / t, scores.mean(1, keepdim=True) * torch.linspace(0, 1, t)
 
 
-def test_a_size_that_guards_hold_to_a_number_goes_on_as_that_number():
+def test_size_specialized_by_guards_becomes_a_constant():
     """The graph used to run unfused in this case, with a warning."""
     torch.manual_seed(0)
     model = Attending()
@@ -449,7 +449,7 @@ def test_a_size_that_guards_hold_to_a_number_goes_on_as_that_number():
         torch.testing.assert_close(fused(x), model(x))
 
 
-def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
+def test_reshape_by_input_size_keeps_the_size_symbolic(programs):
     """The fake tensors of the run that finds dependencies had numbers for sizes, and `reshape` compared them with the
     symbol: each batch size was captured and compiled again."""
 
@@ -461,7 +461,7 @@ def test_a_shape_that_is_asked_of_an_input_keeps_its_symbol(programs):
     assert graphs_after(function, torch.compile(function, backend="opgraph"), inputs) == [1, 2, 2, 2]
 
 
-def test_what_to_keep_is_chosen_without_asking_for_sizes():
+def test_choice_of_saved_tensors_does_not_specialize_sizes():
     """Kernels check where a tensor is joined from others, which would specialize its sizes."""
 
     def function(x, w):
@@ -477,7 +477,7 @@ def test_what_to_keep_is_chosen_without_asking_for_sizes():
     assert later == [2 * first] * 3
 
 
-def test_images_of_other_sizes_make_no_programs(programs):
+def test_images_of_other_sizes_compile_no_programs(programs):
     """A convolution bounds the batch (below 16), and many of the remaining numbers are sizes of the graph itself."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8),
@@ -498,7 +498,7 @@ def test_images_of_other_sizes_make_no_programs(programs):
     assert counts == [2, *[6] * 5]  # forward and backward for fixed sizes, two of each for all sizes
 
 
-def test_kernels_are_those_of_the_traced_sizes_for_all_sizes(programs):
+def test_symbolic_programs_choose_the_kernels_of_traced_sizes(programs):
     """For a batch norm on few rows, one program stored a mask for two kernels. The other computed it in each, because
     the mask had more than twice the bytes of the statistics. As a result each batch had its own program."""
     plain = nn.Sequential(
@@ -527,7 +527,7 @@ def test_other_sizes_of_compiled_kernels_start_no_threads(programs, monkeypatch)
     assert not started
 
 
-def test_sizes_that_were_seen_apart_plan_no_kernel(programs, monkeypatch):
+def test_new_pairs_of_known_sizes_plan_no_kernel(programs, monkeypatch):
     """Example: graphs of nodes and edges. Their numbers occur in new pairs, and most kernels depend on one of them."""
     planned = []
     plan = HostKernel._planned
@@ -546,7 +546,7 @@ def test_sizes_that_were_seen_apart_plan_no_kernel(programs, monkeypatch):
             assert bool(planned) == new
 
 
-def test_masks_of_many_bytes_are_made_anew_by_two_further_programs(programs):
+def test_masks_of_many_bytes_need_only_two_more_programs(programs):
     class Masked(nn.Module):
         def forward(self, x):
             positions = torch.arange(x.shape[0])
@@ -575,7 +575,7 @@ class Negated(nn.Module):
 
 
 @pytest.mark.parametrize("conjugated", [False, True])
-def test_tensors_that_are_negated_where_they_are_read_may_have_any_size(conjugated):
+def test_lazily_negated_tensors_may_have_any_size(conjugated):
     plain, fused = Lazily(), ogt.fuse(Lazily())
     negated = ogt.fuse(Negated())
     for size in (3, 5, 4, 1, 7):
@@ -585,7 +585,7 @@ def test_tensors_that_are_negated_where_they_are_read_may_have_any_size(conjugat
         torch.testing.assert_close(negated(z.imag), Negated()(z.imag))
 
 
-def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
+def test_concurrent_threads_compile_each_program_once(programs, monkeypatch):
     draw = dynamic_shapes.sample_sizes
 
     def slowly(*args):
@@ -614,7 +614,7 @@ def test_threads_that_call_at_once_make_programs_once(programs, monkeypatch):
     assert len(programs) == 2
 
 
-def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
+def test_empty_tensors_of_dynamic_size_agree_with_eager(programs):
     class Tail(nn.Module):
         def forward(self, x):
             return F.silu(x[4:] * 2), x.shape[0]
@@ -637,7 +637,7 @@ def test_sizes_of_no_elements_have_a_program_of_their_own(programs):
     ],
     ids=["truth value", "mask of truth values", "float of an integer", "compared in f16", "filled in bf16"],
 )
-def test_numbers_from_sizes_have_their_type_and_are_of_each_call(programs, function, sizes, dtype):
+def test_numbers_derived_from_sizes_follow_each_call_and_keep_dtype(programs, function, sizes, dtype):
     """A truth value has no name; 12.0 is not 12; two sizes may round to the same f16 number."""
     fused = torch.compile(function, backend="opgraph")
     for size in sizes:
@@ -653,14 +653,14 @@ def test_numbers_from_sizes_have_their_type_and_are_of_each_call(programs, funct
     ],
     ids=["an index out of range", "a quotient of 0"],
 )
-def test_what_fails_for_sizes_that_no_call_gave_is_nobodys(programs, function, sizes):
+def test_expressions_failing_only_at_unused_sizes_do_not_fail(programs, function, sizes):
     fused = torch.compile(function, backend="opgraph", dynamic=True)
     for size in sizes:
         x = torch.randn(size, 4, dtype=torch.float64)
         torch.testing.assert_close(fused(x), function(x))
 
 
-def test_nested_tensors_are_fused_for_rows_of_any_length(kernels):
+def test_nested_tensors_of_any_row_lengths_reuse_kernels(kernels):
     """Their values are a tensor of the graph. The size that represents the lengths of rows has no number."""
     model = nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16), nn.Dropout(0.3), nn.Linear(16, 3))
     fused = ogt.fuse(copy.deepcopy(model))
@@ -691,7 +691,7 @@ def _nested(values, lengths):
     [lambda x: x.view(-1, 8), lambda x: x.view(1, -1, 8)[0], lambda x: x.view(8, -1).t()],
     ids=["the same memory", "one of a batch", "turned"],
 )
-def test_values_of_a_nested_tensor_that_are_a_view_have_any_number_of_rows(part, training):
+def test_nested_tensor_over_a_view_may_change_row_count(part, training):
     """Dynamo traces the first call's number as a constant, and does not compare it in later calls."""
     model = nn.Sequential(nn.Linear(8, 8), nn.SiLU())
     fused = ogt.fuse(copy.deepcopy(model))
@@ -709,7 +709,7 @@ def test_values_of_a_nested_tensor_that_are_a_view_have_any_number_of_rows(part,
             torch.testing.assert_close(mine, eager)
 
 
-def test_backward_of_a_nested_tensor_runs_again_for_rows_of_any_length():
+def test_backward_of_nested_tensor_may_run_twice():
     fused = ogt.fuse(nn.Sequential(nn.Linear(8, 16), nn.SiLU(), nn.LayerNorm(16)))
     for lengths in ((3, 5), (1, 1, 9), (7,)):
         values = torch.randn(sum(lengths), 8, requires_grad=True)
@@ -718,7 +718,7 @@ def test_backward_of_a_nested_tensor_runs_again_for_rows_of_any_length():
         assert torch.equal(first, again)
 
 
-def test_an_expression_that_torch_prints_wrongly_has_no_name(monkeypatch):
+def test_size_expression_that_prints_wrongly_is_not_symbolic(monkeypatch):
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     from opgraph.torch.graph import size_expressions
@@ -738,7 +738,7 @@ def _graph_of(*sizes):
     return module
 
 
-def test_a_number_is_the_expression_whose_values_it_has():
+def test_number_is_matched_to_the_size_expression_with_its_values():
     """For two sets of sizes. Expressions that no set distinguishes are compared again for the sizes of a call."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

@@ -46,7 +46,7 @@ def test_saved_tensors_may_have_other_strides_in_backward(hooks):
 
 
 @pytest.mark.parametrize("change", [lambda t: t.double(), lambda t: torch.empty(0)], ids=["dtype", "shape"])
-def test_a_saved_tensor_of_another_dtype_or_shape_is_an_error(change):
+def test_saved_tensor_with_changed_dtype_or_shape_raises(change):
     model = ogt.fuse(Weighted())
     y = model(torch.ones(1, 3, 8, 8, requires_grad=True)).sum()
     model.mask.data = change(model.mask.data)
@@ -76,7 +76,7 @@ def test_a_negated_view_may_be_a_gradient():
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
-def test_the_layout_of_convolutions_may_change_between_calls():
+def test_convolution_layout_may_change_between_calls():
     class Volumes(nn.Module):
         def __init__(self):
             super().__init__()
@@ -108,7 +108,7 @@ def read_as_complex(x):
 
 
 @pytest.mark.parametrize("function", [read_as_integers, read_as_complex])
-def test_as_strided_counts_from_the_beginning_of_the_storage(function):
+def test_as_strided_offset_counts_from_storage_start(function):
     fused = torch.compile(function, backend="opgraph")
     memory = torch.arange(24.0)
     for offset in (0, 4, 2, 0):
@@ -119,7 +119,7 @@ def test_as_strided_counts_from_the_beginning_of_the_storage(function):
 PRODUCT = "graph(x: f32[n], y: f32[n]) -> (z)\n  a = Multiply(x, y)\n  z = Add(a, x)"
 
 
-def test_memory_that_was_moved_between_forward_and_pullback_is_an_error():
+def test_memory_moved_between_forward_and_pullback_raises():
     f = og.compile(og.parse(PRODUCT), wrt=("x", "y"))
     x, y = torch.ones(1 << 16), torch.full((1 << 16,), 2.0)
     _, pullback = f.vjp(x=x, y=y)
@@ -131,7 +131,7 @@ def test_memory_that_was_moved_between_forward_and_pullback_is_an_error():
 
 
 @pytest.mark.parametrize("moved", ["x", "out"])
-def test_memory_of_a_bound_call_that_was_moved_is_an_error(moved):
+def test_moved_memory_of_a_bound_call_raises(moved):
     f = og.compile(og.parse(PRODUCT))
     given = {"x": torch.ones(1 << 16), "y": torch.full((1 << 16,), 2.0), "out": torch.zeros(1 << 16)}
     bound = f.bind(**given)
@@ -142,7 +142,7 @@ def test_memory_of_a_bound_call_that_was_moved_is_an_error(moved):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_a_zero_without_memory_may_be_an_operand():
+def test_zero_tensor_without_storage_may_be_an_operand():
     def function(x, s):
         return torch.tanh(x) * s + x
 
@@ -153,7 +153,7 @@ def test_a_zero_without_memory_may_be_an_operand():
 
 
 @pytest.mark.parametrize("module", [ogt.Activation(torch.relu, inplace=True), ogt.Swish(inplace=True)])
-def test_saved_tensors_may_be_written_into_where_torch_allows_it(module):
+def test_in_place_modules_obey_allow_mutation_on_saved_tensors(module):
     found = []
     for act in (nn.ReLU(inplace=True) if isinstance(module, ogt.Activation) else nn.SiLU(inplace=True), module):
         x = torch.tensor([-2.0, 3.0], requires_grad=True)
@@ -168,7 +168,7 @@ def test_saved_tensors_may_be_written_into_where_torch_allows_it(module):
 
 
 @pytest.mark.parametrize("module", [ogt.Activation(torch.relu, inplace=True), ogt.Swish(inplace=True)])
-def test_a_write_in_place_into_tensors_without_memory(module):
+def test_in_place_modules_accept_meta_and_fake_tensors(module):
     assert module(torch.randn(4, 5, device="meta")).shape == (4, 5)
     with FakeTensorMode():
         assert module(torch.randn(4, 5)).shape == (4, 5)
@@ -180,7 +180,7 @@ def test_a_write_in_place_into_tensors_without_memory(module):
      (None, {"x": torch.ones(4).to_sparse(), "y": torch.ones(4)})],
     ids=["a number", "a list", "meta", "sparse"],
 )  # fmt: skip
-def test_a_bound_call_refuses_what_a_call_refuses(feeds, named):
+def test_bound_call_raises_the_errors_of_a_plain_call(feeds, named):
     f, messages = og.compile(og.parse(PRODUCT)), []
     for call in (f, f.bind):
         with pytest.raises(InvalidArguments) as error:

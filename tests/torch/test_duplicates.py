@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 @pytest.mark.parametrize(("rounds", "is_long"), [(1, False), (4, False), (5, True)])
-def test_a_chain_is_as_long_as_it_has_nodes(rounds: int, is_long: bool) -> None:
+def test_length_of_a_recomputed_chain_counts_each_node_once(rounds: int, is_long: bool) -> None:
     graph = Graph()
     value = graph.placeholder("x")
     computed = set()

@@ -76,7 +76,7 @@ def tangents(function):
 
 @pytest.mark.parametrize("is_module", [False, True], ids=["compile", "fuse"])
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_forward_mode_derivatives_are_not_lost(is_module):
+def test_forward_mode_derivatives_agree_with_eager(is_module):
     """Programs ignore tangents. In forward mode a graph runs as Dynamo captured it, and its backward runs op by op."""
 
     def f(x):
@@ -90,7 +90,7 @@ def test_forward_mode_derivatives_are_not_lost(is_module):
     torch.testing.assert_close(tangents(fused), tangents(f))
 
 
-def test_functions_that_enter_streams_run_as_they_were_written():
+def test_functions_that_enter_cuda_streams_run_unfused():
     """All of a program's kernels run on one stream. Dynamo marks ops under `with torch.cuda.stream(...)` like this."""
 
     class Inner(nn.Module):
@@ -118,7 +118,7 @@ def test_functions_that_enter_streams_run_as_they_were_written():
     assert len(inner.inference.launches) == 1 and "tanh" not in inner.inference.source
 
 
-def test_sizes_may_change():
+def test_dynamic_sizes_agree_with_eager():
     model = Net()
     compiled = torch.compile(model, backend=backend, dynamic=True)
     for size in (2, 3, 7):
@@ -126,7 +126,7 @@ def test_sizes_may_change():
         torch.testing.assert_close(compiled(x), model(x))
 
 
-def test_graph_breaks_are_no_obstacle():
+def test_function_with_graph_break_agrees_with_eager():
     def broken(x):
         y = torch.tanh(x) * 2
         torch._dynamo.graph_break()
@@ -136,7 +136,7 @@ def test_graph_breaks_are_no_obstacle():
     torch.testing.assert_close(torch.compile(broken, backend=backend)(x), broken(x))
 
 
-def test_methods_of_tensors_that_are_values_are_guarded_on():
+def test_tensor_methods_passed_as_values_are_guarded():
     """Dynamo itself does not distinguish them."""
 
     def calling(method):
@@ -158,7 +158,7 @@ class LayerDrop(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_numbers_of_pythons_random_are_those_of_each_call(dtype):
+def test_python_random_draws_anew_at_each_call(dtype):
     torch.manual_seed(0)
     model, x = LayerDrop().to(dtype), torch.randn(5, 6, dtype=dtype)
     compiled, found = torch.compile(model, backend="opgraph"), {}
@@ -199,7 +199,7 @@ def test_the_entry_point_is_found_without_an_import(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
-def test_the_first_import_may_be_where_no_gradients_are_recorded(mode):
+def test_first_import_may_happen_under_no_grad(mode):
     code = f"""
 import torch
 with torch.{mode}():
@@ -212,7 +212,7 @@ torch.testing.assert_close(x.grad, 2 * x.detach().exp())
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_regions_that_are_compiled_once():
+def test_nested_compile_regions_agree_with_eager():
     @torch.compiler.nested_compile_region
     def region(x):
         return torch.sin(x) * torch.sigmoid(x)
@@ -226,7 +226,7 @@ def test_regions_that_are_compiled_once():
     torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in found])
 
 
-def test_attention_with_a_score_of_its_own():
+def test_flex_attention_with_score_mod_agrees_with_eager():
     def function(x):
         return flex_attention(x, x, x, score_mod=lambda value, *place: value * torch.sigmoid(value)) * 2
 

@@ -140,7 +140,7 @@ def kept_by_hooks(model: nn.Module, x: torch.Tensor) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_explain_and_saved_tensors_say_what_the_hooks_see(name: str) -> None:
+def test_explain_and_saved_tensors_agree_with_hooks(name: str) -> None:
     torch.manual_seed(0)
     model, x = MODELS[name](), torch.randn(5, 6)
     context = torch.autocast("cpu", torch.bfloat16) if name == "autocast" else nullcontext()
@@ -172,7 +172,7 @@ def test_instances_that_share_code_have_their_own_names() -> None:
     assert report.units == {"swish": 4}
 
 
-def test_what_is_recomputed_is_named_with_the_bytes_that_it_saves() -> None:
+def test_recomputed_ops_are_listed_with_bytes_saved() -> None:
     """Backward reads the results of the norm and of the activation, 160 bytes each. The normalized values are kept."""
     report = ogt.explain(nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 4)), torch.randn(5, 6))
     saves: dict[tuple[str, str], int] = {}
@@ -182,7 +182,7 @@ def test_what_is_recomputed_is_named_with_the_bytes_that_it_saves() -> None:
     assert "computed again there instead of keeping 320 B" in str(report)
 
 
-def test_what_only_links_recomputed_ops_saves_nothing() -> None:
+def test_recomputed_op_read_only_by_recomputed_ops_saves_nothing() -> None:
     report = ogt.explain(lambda x: torch.exp(torch.sin(x * 2)), torch.randn(4, requires_grad=True))
     assert {r.op: (r.times, r.saves) for r in report.recomputed} == {"sin": (1, 0), "exp": (1, 16)}
 
@@ -208,7 +208,7 @@ def test_measuring_puts_back_buffers_that_the_forward_replaces() -> None:
     assert model.mean is mean and mean.eq(0).all() and model.missing is None
 
 
-def test_a_tensor_that_is_given_twice_is_one_tensor() -> None:
+def test_tensor_passed_twice_is_measured_once() -> None:
     seen: list[bool] = []
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -230,7 +230,7 @@ def test_a_nested_tensor_is_measured_on_its_values() -> None:
         ogt.saved_tensors(model, x, dry_run=True)
 
 
-def test_a_recurrent_layer_of_the_eager_model_is_counted_with_its_workspace() -> None:
+def test_eager_lstm_is_counted_with_its_workspace() -> None:
     model, x = nn.LSTM(8, 16, batch_first=True), torch.randn(2, 5, 8)
     dry = ogt.saved_tensors(model, x, dry_run=True)
     assert dry.uncounted and "workspaces" in str(dry)
@@ -255,7 +255,7 @@ class Routed(Block):
         return total
 
 
-def test_a_recompile_limit_is_a_warning_and_stands_in_the_report() -> None:
+def test_recompile_limit_warns_and_is_in_the_report() -> None:
     model, x, limit = ogt.fuse(Moded()), torch.randn(3, 6), 4
     # The OpInfo tests run in the same process and set a limit that is never reached.
     limited = torch._dynamo.config.patch(
@@ -275,7 +275,7 @@ def test_a_recompile_limit_is_a_warning_and_stands_in_the_report() -> None:
     assert ogt.explain(Moded(), x, mode="m").limits == ()
 
 
-def test_a_break_inside_of_a_loop_is_told_with_its_whole_line_and_what_to_do() -> None:
+def test_graph_break_in_a_loop_is_reported_with_line_and_advice() -> None:
     model, x = Routed(), torch.randn(4, 6)
     with pytest.warns(UserWarning, match="runs unfused: torch.compile captures nothing of it: ") as told:
         ogt.fuse(model)(x)

@@ -38,9 +38,9 @@ def first_call(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return found
 
 
-def test_the_import_and_the_first_call_load_nothing_costly(first_call: list[object]) -> None:
+def test_import_and_first_call_load_no_costly_module(first_call: list[object]) -> None:
     assert first_call[0] == []
 
 
-def test_a_gradient_from_a_sum_needs_one_kernel_each_way_and_a_dense_one_its_own(first_call: list[object]) -> None:
+def test_gradient_of_sum_needs_two_kernels_and_dense_gradient_a_third(first_call: list[object]) -> None:
     assert first_call[1:] == [2, 3]

@@ -38,7 +38,7 @@ def gated():
     return ogt.fuse(Gated())
 
 
-def test_equal_calls_are_joined_without_inductor(gated, monkeypatch):
+def test_common_subexpressions_are_shared_without_inductor(gated, monkeypatch):
     """torch's own pass loads Inductor's lowerings, which takes a tenth of a first step."""
     from torch._functorch import partitioners
 
@@ -52,7 +52,7 @@ def test_equal_calls_are_joined_without_inductor(gated, monkeypatch):
     assert [n.target for n in graph.forward.library_calls] == [aten.addmm.default]
 
 
-def test_the_collector_is_off_while_a_model_is_captured(gated):
+def test_garbage_collector_is_off_during_capture(gated):
     """Captured objects stay alive: collecting garbage among them takes a tenth of a first step."""
     states = []
     with observed(lambda captured: states.append(gc.isenabled())):
@@ -81,12 +81,12 @@ def texts(monkeypatch):
     return lambda: written + list(funcname_cache.cache)
 
 
-def test_texts_for_logs_that_are_off_are_not_written(gated, texts):
+def test_disabled_torch_logs_format_no_text(gated, texts):
     gated(torch.randn(4, 8)).backward()
     assert texts() == []
 
 
-def test_texts_for_logs_that_are_on_are_written(gated, texts):
+def test_enabled_torch_logs_format_their_text(gated, texts):
     torch._logging.set_logs(aot_joint_graph=True, trace_call=True)
     try:
         gated(torch.randn(4, 8)).backward()
@@ -95,13 +95,13 @@ def test_texts_for_logs_that_are_on_are_written(gated, texts):
     assert {"graph", "written"} <= set(texts())
 
 
-def test_other_backends_write_their_texts(texts):
+def test_other_backends_still_format_log_text(texts):
     torch._dynamo.reset()
     torch.compile(Gated(), backend="aot_eager")(torch.randn(4, 8)).backward()
     assert {"graph", "written"} <= set(texts())
 
 
-def test_a_first_step_loads_no_scheduler_of_inductor():
+def test_first_step_does_not_load_inductors_scheduler():
     code = (
         "import sys, torch, opgraph.torch as ogt\n"
         "ogt.fuse(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SiLU()))(torch.randn(2, 4)).sum().backward()\n"
@@ -110,7 +110,7 @@ def test_a_first_step_loads_no_scheduler_of_inductor():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
-def test_equal_constants_are_one_attribute_and_others_are_not_computed():
+def test_equal_constants_share_one_attribute():
     graph = Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.empty(3, device="meta")
@@ -145,7 +145,7 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_program_that_nobody_looks_at_is_not_searched_for_readers(gated, monkeypatch):
+def test_program_text_is_computed_only_when_observed(gated, monkeypatch):
     from opgraph.torch.graph import program_text
 
     monkeypatch.setattr(program_text, "_first_readers", lambda inputs: pytest.fail("nobody looks on"))
@@ -198,7 +198,7 @@ def test_equal_layers_are_lowered_and_planned_once(monkeypatch):
     assert many[2] - few[2] >= 2 * 3  # each layer has at least one kernel each way
 
 
-def test_values_of_equal_views_are_made_once(monkeypatch):
+def test_fake_values_of_equal_views_are_made_once(monkeypatch):
     """A view, and arithmetic in another order of axes, in layers of one size: torch computes one value without data."""
     from opgraph.torch.graph import axis_order
 
@@ -238,7 +238,7 @@ def targets(module):
     return [n.target for n in module.graph.nodes if n.op == "call_function"]
 
 
-def test_equal_calls_are_one():
+def test_equal_calls_are_merged():
     def function(x, y):
         return (x + 1) * (x + 1.0) * (x + 1) + torch.cat([x, y]).sum() + torch.cat([x, y]).sum()
 
@@ -262,7 +262,7 @@ def test_equal_calls_are_one():
     ],
     ids=["returned", "memory of a result", "random", "signed zeros", "empty", "written"],
 )
-def test_what_is_not_the_same_stays_two(function):
+def test_different_calls_are_not_merged(function):
     module = traced(function, torch.rand(4))
     before = targets(module)
     share_common_subexpressions(module.graph)
@@ -270,7 +270,7 @@ def test_what_is_not_the_same_stays_two(function):
 
 
 @pytest.mark.sweep
-def test_it_joins_what_torchs_own_pass_joins():
+def test_same_calls_are_merged_as_by_torchs_cse_pass():
     from torch._functorch.compile_utils import fx_graph_cse
 
     def function(x, w):

@@ -46,7 +46,7 @@ def composed(request: Any) -> Composed:
     return COMPOSED[request.param]
 
 
-def test_values_and_gradients_are_those_of_torch_ops(composed: Composed) -> None:
+def test_values_and_gradients_agree_with_torch_ops(composed: Composed) -> None:
     op, given = FusedOp(composed.graph()), inputs(composed)
     results, expected = op(*given), by_torch(op.graph, given)
     torch.testing.assert_close(results, tuple(expected))
@@ -55,13 +55,13 @@ def test_values_and_gradients_are_those_of_torch_ops(composed: Composed) -> None
     torch.testing.assert_close(got, torch.autograd.grad(expected, given, weights))
 
 
-def test_gradients_are_the_differences_of_values(composed: Composed) -> None:
+def test_gradients_pass_gradcheck(composed: Composed) -> None:
     op = FusedOp(composed.graph())
     assert torch.autograd.gradcheck(op, tuple(inputs(composed)))
 
 
 @pytest.mark.slow
-def test_second_derivatives_are_the_differences_of_gradients(composed: Composed) -> None:
+def test_second_derivatives_pass_gradgradcheck(composed: Composed) -> None:
     op = FusedOp(composed.graph())
     fast = len(composed.shapes) > 6  # with 25 parameters: a random direction instead of every pair
     assert torch.autograd.gradgradcheck(
@@ -69,7 +69,7 @@ def test_second_derivatives_are_the_differences_of_gradients(composed: Composed)
     )
 
 
-def test_a_kept_value_in_between_passes_second_gradients_on() -> None:
+def test_saved_intermediate_value_passes_second_gradients() -> None:
     composed = COMPOSED["rational"]
     op, given = FusedOp(composed.graph()), inputs(composed)
     given[0].requires_grad_(False)  # then only a product of several inputs has to be kept of them
@@ -82,7 +82,7 @@ def test_a_kept_value_in_between_passes_second_gradients_on() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_rounding_after_each_op_is_that_of_eager_torch(dtype: str) -> None:
+def test_rounding_each_equals_eager_16_bit_results(dtype: str) -> None:
     graph = og.parse(
         f"graph(x: {dtype}[n], a: {dtype}[n]) -> (y)\n  t = Multiply(x, a)\n  s = Add(t, x)\n  y = Multiply(s, a)"
     )
@@ -107,7 +107,7 @@ def test_a_gradient_penalty_trains_as_in_eager_torch(composed: Composed) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_narrow_dtypes_stay_what_they_are(dtype: Any) -> None:
+def test_results_and_gradients_keep_narrow_dtypes(dtype: Any) -> None:
     name = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     op, given = FusedOp(SWISH.graph(name)), inputs(SWISH, dtype)
     (y,) = op(*given)
@@ -131,7 +131,7 @@ def kept_by(op: FusedOp, tensors: list[Any]) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("which", ["all", "first", "others"])
-def test_what_torch_keeps_is_what_the_plan_lists(composed: Composed, which: str) -> None:
+def test_autograd_saves_exactly_the_planned_tensors(composed: Composed, which: str) -> None:
     op, given = FusedOp(composed.graph()), inputs(composed)
     for i, tensor in enumerate(given):
         tensor.requires_grad_(which == "all" or (i == 0) == (which == "first"))
@@ -146,7 +146,7 @@ def test_what_torch_keeps_is_what_the_plan_lists(composed: Composed, which: str)
     assert len({t.data_ptr() for t in kept}) == len(kept)
 
 
-def test_a_node_holds_no_tensor_beyond_what_it_saved(composed: Composed) -> None:
+def test_autograd_node_holds_only_saved_tensors(composed: Composed) -> None:
     op, given = FusedOp(composed.graph()), inputs(composed)
     results = op(*given)
     node = next(y.grad_fn for y in results if y.grad_fn is not None)
@@ -156,7 +156,7 @@ def test_a_node_holds_no_tensor_beyond_what_it_saved(composed: Composed) -> None
     )
 
 
-def test_only_what_is_kept_stays_alive() -> None:
+def test_only_saved_tensors_stay_alive() -> None:
     op = FusedOp(
         og.parse(
             "graph(x: f32[n], b: f32[n], s: f32[]) -> (y)\n  %0 = Exp(x)\n  %1 = Multiply(%0, b)\n  y = Add(%1, s)"
@@ -183,7 +183,7 @@ def test_only_what_is_kept_stays_alive() -> None:
     assert alive[0]() is None and alive[1]() is not None
 
 
-def test_backward_frees_what_was_kept_and_says_so() -> None:
+def test_backward_frees_saved_tensors_and_a_second_one_raises() -> None:
     op, given = FusedOp(SWISH.graph()), inputs(SWISH)
     (y,) = op(*given)
     y.sum().backward()
@@ -200,7 +200,7 @@ def test_a_second_backward_gives_the_same_bits(composed: Composed) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_changing_what_is_kept_is_an_error() -> None:
+def test_in_place_change_of_saved_tensor_raises() -> None:
     op, given = FusedOp(SWISH.graph()), inputs(SWISH)
     x = given[0] * 1
     (y,) = op(x, given[1])
@@ -209,7 +209,7 @@ def test_changing_what_is_kept_is_an_error() -> None:
         y.sum().backward()
 
 
-def test_changing_what_is_not_kept_is_none() -> None:
+def test_in_place_change_of_unsaved_tensor_is_allowed() -> None:
     op, given = FusedOp(COMPOSED["bias"].graph()), inputs(COMPOSED["bias"])
     x = given[0] * 1
     (y,) = op(x, given[1])
@@ -219,7 +219,7 @@ def test_changing_what_is_not_kept_is_none() -> None:
 
 
 @pytest.mark.parametrize("asked", [("x",), ("a",), ("x", "a")], ids=" ".join)
-def test_gradients_not_asked_for_are_not_computed(asked: tuple[str, ...]) -> None:
+def test_only_requested_gradients_are_computed(asked: tuple[str, ...]) -> None:
     op, (leaf, a) = FusedOp(SWISH.graph()), inputs(SWISH)
     x = leaf * 1
     (y,) = op(x, a)
@@ -230,14 +230,14 @@ def test_gradients_not_asked_for_are_not_computed(asked: tuple[str, ...]) -> Non
     torch.testing.assert_close(got, torch.autograd.grad(expected, [{"x": x, "a": a}[name] for name in asked]))
 
 
-def test_a_gradient_of_the_input_alone_computes_no_parameter_gradient() -> None:
+def test_input_gradient_alone_computes_no_parameter_gradient() -> None:
     op, given = FusedOp(SWISH.graph()), inputs(SWISH)
     torch.autograd.grad(op(*given)[0].sum(), given[:1])  # leaves, as in a gradient penalty
     ran = [b for b in op.training((True, True))._backwards.values() if b is not None]
     assert [len(b.op.graph.outputs) for b in ran] == [1]
 
 
-def test_a_result_that_nobody_used_costs_nothing() -> None:
+def test_unused_result_adds_no_backward_work() -> None:
     composed = COMPOSED["two results"]
     op, given = FusedOp(composed.graph()), inputs(composed)
     y, z = op(*given)
@@ -258,7 +258,7 @@ def test_integers_and_booleans_have_no_gradient() -> None:
     assert torch.equal(grad, (x > 0).double())
 
 
-def test_a_result_of_fixed_inputs_alone_needs_no_gradient() -> None:
+def test_result_of_inputs_without_grad_requires_no_grad() -> None:
     op = FusedOp(og.parse("graph(x: f64[n], b: f64[n]) -> (y, z)\n  y = Exp(x)\n  z = Exp(b)"))
     y, z = op(torch.ones(3, dtype=torch.float64, requires_grad=True), torch.ones(3, dtype=torch.float64))
     assert y.requires_grad and not z.requires_grad
@@ -289,7 +289,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda name: name.replace(" ", "-"))
-def test_any_strides_give_the_values_and_the_layout_of_torch(layout: str) -> None:
+def test_any_strides_give_torchs_values_and_layout(layout: str) -> None:
     op = FusedOp(og.parse("graph(x: f32[n,c,h,w], a: f32[c,1,1]) -> (y)\n  %0 = Multiply(x, a)\n  y = Tanh(%0)"))
     torch.manual_seed(0)
     x = LAYOUTS[layout](torch.randn(2, 3, 4, 5)).detach().requires_grad_()
@@ -305,7 +305,7 @@ def test_any_strides_give_the_values_and_the_layout_of_torch(layout: str) -> Non
 
 
 @pytest.mark.parametrize("copy", [torch.clone, lambda x: x.to(x.dtype, copy=True)])
-def test_a_copy_of_what_is_spread_out_has_memory_for_each_element(copy) -> None:
+def test_copy_of_expanded_tensor_has_memory_for_each_element(copy) -> None:
     x = torch.randn(2, 5).t().expand(3, 5, 2)
     expected, found = copy(x), ogt.fuse(copy)(x)
     assert found.stride() == expected.stride()
@@ -314,7 +314,7 @@ def test_a_copy_of_what_is_spread_out_has_memory_for_each_element(copy) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2)], ids=str)
-def test_no_dimensions_and_no_elements(shape: tuple[int, ...]) -> None:
+def test_scalar_and_empty_tensors_have_gradients(shape: tuple[int, ...]) -> None:
     dims = ",".join(f"d{i}" for i in range(len(shape)))
     op = FusedOp(og.parse(f"graph(x: f64[{dims}], a: f64[]) -> (y)\n  %0 = Multiply(x, a)\n  y = Exp(%0)"))
     x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
@@ -326,7 +326,7 @@ def test_no_dimensions_and_no_elements(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(grads, expected)
 
 
-def test_large_tensors_on_all_threads_give_the_bits_of_one_thread() -> None:
+def test_multithreaded_results_equal_single_threaded_bits() -> None:
     composed = COMPOSED["swish"]
     op = FusedOp(composed.graph("f32"))
     torch.manual_seed(0)
@@ -343,7 +343,7 @@ def test_large_tensors_on_all_threads_give_the_bits_of_one_thread() -> None:
     assert all(torch.equal(p, q) for p, q in zip(*found, strict=True))
 
 
-def test_calls_from_several_threads_do_not_meet() -> None:
+def test_concurrent_calls_do_not_interfere() -> None:
     op = FusedOp(SWISH.graph())
     wrong: list[Any] = []
 
@@ -377,7 +377,7 @@ MISTAKES: dict[str, tuple[Any, type[OpGraphError], str]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda name: name.replace(" ", "-"))
-def test_wrong_tensors_are_named(mistake: str) -> None:
+def test_invalid_tensors_raise_errors_with_location_and_fix(mistake: str) -> None:
     change, error, words = MISTAKES[mistake]
     x, a = (t.detach() for t in inputs(SWISH))
     with pytest.raises(error, match=words) as raised:
@@ -385,13 +385,13 @@ def test_wrong_tensors_are_named(mistake: str) -> None:
     assert raised.value.where and raised.value.fix
 
 
-def test_symbols_that_disagree_are_an_error() -> None:
+def test_conflicting_symbolic_sizes_raise() -> None:
     op = FusedOp(og.parse("graph(x: f32[n], z: f32[n]) -> (y)\n  y = Add(x, z)"))
     with pytest.raises(InvalidShape, match='"n" is 3 and 1'):
         op(torch.ones(3), torch.ones(1))
 
 
-def test_an_op_without_gradient_is_refused_where_one_is_needed() -> None:
+def test_op_without_gradient_is_refused_if_grad_is_required() -> None:
     kind = next(r for r in all_ops() if r.is_pointwise and isinstance(r.gradient, str) and len(r.inputs) == 1)
     graph = og.Graph()
     graph.output(graph.add_op(kind.kind, graph.input("x", "f64", ("n",)), name="y"))
@@ -403,7 +403,7 @@ def test_an_op_without_gradient_is_refused_where_one_is_needed() -> None:
         op(x.requires_grad_())
 
 
-def test_library_ops_are_part_of_a_graph() -> None:
+def test_graph_with_matmul_has_values_and_gradients() -> None:
     graph = og.parse(
         "graph(x: f64[n,k], w: f64[k,m], b: f64[m]) -> (y)\n  %0 = MatMul(x, w)\n  %1 = Add(%0, b)\n  y = Tanh(%1)"
     )
@@ -418,7 +418,7 @@ def test_library_ops_are_part_of_a_graph() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:there is no C")
-def test_without_a_compiler_gradients_are_the_same(composed: Composed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_without_a_c_compiler_are_the_same(composed: Composed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     op, given = FusedOp(composed.graph()), inputs(composed)
     results, expected = op(*given), by_torch(op.graph, given)

@@ -83,7 +83,7 @@ def test_opcheck_passes_with_library_ops() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-def test_compiles_into_one_graph(case: Case, dynamic: bool) -> None:
+def test_torch_compile_gets_one_graph(case: Case, dynamic: bool) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda *t: total(case.fused(*t)), backend="aot_eager", fullgraph=True, dynamic=dynamic)
     given, again = case.with_gradients(), case.with_gradients()
@@ -93,7 +93,7 @@ def test_compiles_into_one_graph(case: Case, dynamic: bool) -> None:
 
 
 @pytest.mark.slow
-def test_inductor_runs_it() -> None:
+def test_inductor_compiles_fused_op() -> None:
     torch._dynamo.reset()
     case = Case("swish")
     compiled = torch.compile(lambda x, a: case.fused(x * 2, a)[0] + 1, backend="inductor", fullgraph=True)
@@ -111,14 +111,14 @@ def test_make_fx_sees_one_op_forward_and_one_backward() -> None:
     same(traced(*case.given), torch.autograd.grad(total(case.eager(*(g := case.with_gradients()))), g))
 
 
-def test_meta_tensors_give_shapes(case: Case) -> None:
+def test_meta_tensors_give_shapes_and_dtypes(case: Case) -> None:
     got = case.fused(*[t.to("meta") for t in case.given])
     assert [(y.shape, y.dtype, y.device.type) for y in got] == [
         (y.shape, y.dtype, "meta") for y in case.eager(*case.given)
     ]
 
 
-def test_a_saved_program_runs_in_another_process(tmp_path: Path) -> None:
+def test_exported_program_runs_in_another_process(tmp_path: Path) -> None:
     case = Case("swish per channel")
 
     class Model(torch.nn.Module):
@@ -144,7 +144,7 @@ def test_a_saved_program_runs_in_another_process(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, tmp_path / "program.pt2", tmp_path / "data.pt"], check=True)
 
 
-def test_constants_too_large_for_a_text_are_given_as_tensors() -> None:
+def test_large_constants_are_passed_as_tensors() -> None:
     graph = og.Graph()
     x = graph.input("x", "f64", ("n", 100))
     table = graph.constant("table", np.linspace(0, 1, 100))
@@ -160,7 +160,7 @@ def test_constants_too_large_for_a_text_are_given_as_tensors() -> None:
     same(copied(x)[0], eager(x))
 
 
-def test_large_constants_are_copied_to_a_device_once() -> None:
+def test_large_constants_are_copied_to_each_device_once() -> None:
     """The meta device represents a GPU: a copy from the host at each call cannot be captured in a CUDA graph."""
     graph = og.Graph()
     x = graph.input("x", "f64", (3, 100))
@@ -184,7 +184,7 @@ def test_large_constants_are_copied_to_a_device_once() -> None:
     assert counted.frame_count == 1
 
 
-def test_a_module_that_holds_one_can_be_copied_and_pickled() -> None:
+def test_module_holding_fused_op_is_copied_and_pickled() -> None:
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -203,7 +203,7 @@ def slopes(function: Any, count: int) -> Any:
     return torch.func.grad(lambda *t: total(function(*t)), argnums=tuple(range(count)))
 
 
-def test_func_grad_and_its_own_grad(case: Case) -> None:
+def test_func_grad_of_first_and_second_order(case: Case) -> None:
     count = len(case.given)
     first = [slopes(f, count) for f in (case.fused, case.eager)]
     same(first[0](*case.given), first[1](*case.given))
@@ -211,7 +211,7 @@ def test_func_grad_and_its_own_grad(case: Case) -> None:
     same(second[0](*case.given), second[1](*case.given))
 
 
-def test_func_grad_inside_of_plain_autograd(case: Case) -> None:
+def test_func_grad_inside_plain_autograd(case: Case) -> None:
     found = []
     for f in (case.fused, case.eager):
         given = case.with_gradients()
@@ -236,21 +236,21 @@ def test_vmap_along_any_axis_and_twice(case: Case) -> None:
     same(twice[0](given, *rest), twice[1](given, *rest))
 
 
-def test_gradients_of_each_sample(case: Case) -> None:
+def test_per_sample_gradients(case: Case) -> None:
     dims = (0, *[None] * (len(case.given) - 1))
     given = [torch.stack([case.given[0]] * 3), *case.given[1:]]
     found = [torch.vmap(slopes(f, len(given)), dims)(*given) for f in (case.fused, case.eager)]
     same(*found)
 
 
-def test_vmap_of_library_ops_goes_row_by_row() -> None:
+def test_vmap_of_matmul_agrees_with_torch() -> None:
     op = FusedOp(og.parse("graph(x: f64[n,k], w: f64[k,m]) -> (y)\n  %0 = MatMul(x, w)\n  y = Tanh(%0)"))
     x, w = torch.randn(3, 2, 4, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
     same(torch.vmap(op, (0, None))(x, w)[0], torch.tanh(x @ w))
     assert torch.vmap(op, (0, None))(x[:0], w)[0].shape == (0, 2, 5)
 
 
-def test_forward_mode(case: Case) -> None:
+def test_forward_mode_agrees_with_eager(case: Case) -> None:
     given, moving = tuple(case.given), tuple(case.moving)
     same(torch.func.jvp(case.fused, given, moving), torch.func.jvp(case.eager, given, moving))
     found = []
@@ -270,7 +270,7 @@ WEIGHTS = torch.ones(4, requires_grad=True)
     [lambda x: x * W64, lambda x: x.double() * WEIGHTS, lambda x: x * torch.arange(4), lambda x: (x > 0) * WEIGHTS],
     ids=["another dtype", "a cast", "an integer", "a result without a tangent"],
 )
-def test_forward_mode_of_one_operand(fn: Any) -> None:
+def test_forward_mode_with_tangent_for_one_operand(fn: Any) -> None:
     x, along = torch.ones(3, 4), torch.full((3, 4), 2.0)
     want, got = (torch.func.jvp(f, (x,), (along,)) for f in (fn, fuse(fn)))
     for a, b in zip(want, got, strict=True):
@@ -279,7 +279,7 @@ def test_forward_mode_of_one_operand(fn: Any) -> None:
     torch.testing.assert_close(got, want)
 
 
-def test_forward_mode_where_one_of_two_results_has_no_tangent() -> None:
+def test_forward_mode_result_without_tangent_has_zero_or_none() -> None:
     f = fuse(lambda x, y: (x * 2, y * 3, x > 0))
     with forward_ad.dual_level():
         results = f(forward_ad.make_dual(torch.ones(4), torch.ones(4)), torch.ones(4))
@@ -288,7 +288,7 @@ def test_forward_mode_where_one_of_two_results_has_no_tangent() -> None:
     assert not tangents[1].any() and tangents[2] is None
 
 
-def test_forward_mode_while_backward_runs() -> None:
+def test_backward_runs_inside_dual_level() -> None:
     x = torch.ones(4, requires_grad=True)
     with forward_ad.dual_level():
         y = fuse(lambda x: x * WEIGHTS)(forward_ad.make_dual(x, torch.ones(4)))
@@ -296,7 +296,7 @@ def test_forward_mode_while_backward_runs() -> None:
             torch.testing.assert_close(gradient, torch.ones(4))
 
 
-def test_forward_mode_refuses_no_grad_inside() -> None:
+def test_forward_mode_refuses_no_grad_inside_the_function() -> None:
     def f(x: Any) -> Any:
         with torch.no_grad():
             m = x * x
@@ -306,7 +306,7 @@ def test_forward_mode_refuses_no_grad_inside() -> None:
         torch.func.jvp(fuse(f), (torch.ones(3),), (torch.ones(3),))
 
 
-def test_forward_mode_over_reverse_mode_and_the_other_way_round(case: Case) -> None:
+def test_forward_over_reverse_and_reverse_over_forward_mode(case: Case) -> None:
     given, moving, count = tuple(case.given), tuple(case.moving), len(case.given)
     over = [torch.func.jvp(slopes(f, count), given, moving)[1] for f in (case.fused, case.eager)]
     same(*over)
@@ -314,13 +314,13 @@ def test_forward_mode_over_reverse_mode_and_the_other_way_round(case: Case) -> N
     same(*under)
 
 
-def test_a_hessian(case: Case) -> None:
+def test_hessian_agrees_with_eager(case: Case) -> None:
     rest = case.given[1:]
     found = [torch.func.hessian(lambda x, f=f: total(f(x, *rest)))(case.given[0]) for f in (case.fused, case.eager)]
     same(*found)
 
 
-def test_many_gradients_at_once(case: Case) -> None:
+def test_batched_gradients_agree_with_eager(case: Case) -> None:
     def jacobians(function: Any) -> Any:
         given = case.with_gradients()
         y = function(*given)[0]
@@ -348,13 +348,13 @@ def test_functional_call_of_a_module() -> None:
 # -- other modes -------------------------------------------------------------------------------------------------------
 
 
-def test_checkpoint_runs_it_again(case: Case) -> None:
+def test_checkpoint_recomputes_fused_op(case: Case) -> None:
     given, again = case.with_gradients(), case.with_gradients()
     got = torch.utils.checkpoint.checkpoint(lambda *t: total(case.fused(*t)), *given, use_reentrant=False)
     same(torch.autograd.grad(got, given), torch.autograd.grad(total(case.eager(*again)), again))
 
 
-def test_inference_mode_and_no_grad_keep_nothing(case: Case) -> None:
+def test_inference_mode_and_no_grad_save_nothing(case: Case) -> None:
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             got = case.fused(*case.with_gradients())
@@ -362,14 +362,14 @@ def test_inference_mode_and_no_grad_keep_nothing(case: Case) -> None:
         same([y.clone() for y in got], [y.clone() for y in case.eager(*case.given)])
 
 
-def test_lazily_negated_tensors_are_read_as_they_are() -> None:
+def test_lazily_negated_tensors_are_read_correctly() -> None:
     case = Case("swish")
     x = torch.view_as_complex(torch.randn(7, 2, dtype=torch.float64)).conj().imag
     assert x.is_neg()
     same(case.fused(x, case.given[1]), case.eager(x, case.given[1]))
 
 
-def test_a_tensor_subclass_goes_by_the_dispatcher() -> None:
+def test_tensor_subclass_is_called_through_the_dispatcher() -> None:
     class Counted(torch.Tensor):
         seen: list[str] = []  # noqa: RUF012
 
@@ -383,7 +383,7 @@ def test_a_tensor_subclass_goes_by_the_dispatcher() -> None:
     assert any("opgraph.fused_2_1" in name for name in Counted.seen)
 
 
-def test_torch_script_records_plain_ops() -> None:
+def test_torchscript_trace_records_plain_ops() -> None:
     case = Case("swish")
     traced = torch.jit.trace(lambda x, a: case.fused(x, a)[0], tuple(case.given), check_trace=False)
     assert "aten::sigmoid" in str(traced.graph)
@@ -413,7 +413,7 @@ def test_onnx_export_writes_standard_ops(tmp_path: Path) -> None:
     same(torch.from_numpy(got), model(x).detach())
 
 
-def test_pullbacks_of_torch_func_work_after_the_transform() -> None:
+def test_torch_func_pullback_works_after_the_transform() -> None:
     def fn(x):
         return x * torch.sigmoid(x)
 

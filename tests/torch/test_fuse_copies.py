@@ -48,7 +48,7 @@ def check(model, x):
 
 
 @pytest.mark.parametrize("is_called", [False, True])
-def test_copies_compile_nothing(graphs, is_called):
+def test_copies_reuse_compiled_code(graphs, is_called):
     """First-order MAML and federated learning copy a model at each step like this."""
     model, x = ogt.fuse(Scaled()), torch.randn(3, 4)
     if is_called:
@@ -64,7 +64,7 @@ def test_copies_compile_nothing(graphs, is_called):
     assert len(graphs) == 1
 
 
-def test_copies_that_become_different_stay_fused(graphs):
+def test_copies_whose_attributes_diverge_stay_fused(graphs):
     """Each copy compiles separately once the shared cache of compiled code is full."""
     model, x = ogt.fuse(Scaled()), torch.randn(3, 4)
     twins = [copy.deepcopy(model) for _ in range(6)]
@@ -105,7 +105,7 @@ def test_copies_of_one_activation_have_second_derivatives(graphs):
         assert y.grad is not None
 
 
-def test_a_copy_that_cannot_be_captured_says_so():
+def test_copy_of_model_that_cannot_be_captured_runs_eagerly():
     class Odd(nn.Module):
         def forward(self, x):
             return torch.where(x > 0)[0].sum() * x.sum().item()

@@ -76,7 +76,7 @@ def script(x: Any, a: Any) -> Any:
 
 @pytest.mark.parametrize("body", [grad, vmap, vmap_of_integers, jvp, functional_call, script], ids=lambda f: f.__name__)
 @pytest.mark.filterwarnings("ignore:`torch.jit")
-def test_transforms_and_torchscript_take_what_waits(body: Callable[[Any, Any], Any]) -> None:
+def test_transforms_and_torchscript_accept_deferred_values(body: Callable[[Any, Any], Any]) -> None:
     torch.testing.assert_close(results(body, fused=True), results(body, fused=False))
 
 
@@ -92,7 +92,7 @@ WRITERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_memory_that_is_given_away_may_be_written_to(name: str) -> None:
+def test_memory_exported_from_a_tensor_may_be_written(name: str) -> None:
     def body(x: Any, a: Any) -> Any:
         y = x * 2 + 1
         WRITERS[name](x)
@@ -103,7 +103,7 @@ def test_memory_that_is_given_away_may_be_written_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("grad_mode", [contextlib.nullcontext, torch.no_grad])
-def test_a_detached_value_that_waits_needs_no_gradient(grad_mode: Callable[[], Any]) -> None:
+def test_detached_deferred_value_requires_no_grad(grad_mode: Callable[[], Any]) -> None:
     seen: list[bool] = []
 
     def body(x: Any, a: Any) -> Any:
@@ -120,7 +120,7 @@ def test_a_detached_value_that_waits_needs_no_gradient(grad_mode: Callable[[], A
     assert seen[:3] == seen[3:] == [grad_mode is contextlib.nullcontext, False, False]
 
 
-def test_a_lazy_module_may_make_its_parameters_in_a_fused_forward() -> None:
+def test_lazy_module_initializes_inside_fused_forward() -> None:
     class Lazily(nn.Module):
         def __init__(self) -> None:
             super().__init__()

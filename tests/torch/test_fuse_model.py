@@ -94,7 +94,7 @@ def test_outputs_and_gradients_are_within_rounding_of_eager(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*one of the variables needed for gradient computation has been modified")
 @pytest.mark.parametrize("seed", range(40))
-def test_random_forwards_give_what_eager_gives(seed):
+def test_random_forwards_agree_with_eager(seed):
     results = []
     for kind in ("eager", "fused", "exact"):
         model, (x, y) = RandomForward(seed), torch.randn(2, 4, 6)
@@ -122,7 +122,7 @@ def test_random_forwards_give_what_eager_gives(seed):
         assert_close_enough(*[[g[i] for i in kept] for g in (fused_grads, eager_grads, exact_grads)])
 
 
-def test_an_op_may_have_the_name_of_what_allocates():
+def test_fill_into_empty_tensor_agrees_with_eager():
     class Filled(nn.Module):
         def forward(self, x):
             ones = torch.empty(4)
@@ -134,7 +134,7 @@ def test_an_op_may_have_the_name_of_what_allocates():
 
 
 @pytest.mark.parametrize("activation", [pytest.param(nn.ReLU, marks=pytest.mark.sweep), Split])
-def test_a_fused_resnet_keeps_the_outputs_of_its_convolutions(activation):
+def test_fused_resnet_saves_only_convolution_outputs(activation):
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(activation)
     assert kept_bytes(model, x) > 1.8 * CONVOLUTIONS
@@ -167,7 +167,7 @@ def kept_bytes(model, x):
 # Model attributes and methods
 
 
-def test_class_state_dict_and_unfuse():
+def test_fuse_keeps_classes_and_state_dict_and_unfuse_restores():
     model = zoo.resnet18(ScaledSwish)
     kinds, keys = [type(m) for m in model.modules()], list(model.state_dict())
     attributes = [dict(m.__dict__) for m in model.modules()]
@@ -178,7 +178,7 @@ def test_class_state_dict_and_unfuse():
     assert [dict(m.__dict__) for m in model.modules()] == attributes
 
 
-def test_fusing_twice_is_fusing_once():
+def test_fusing_twice_equals_fusing_once():
     model = ogt.fuse(Block())
     forward = model.__dict__["forward"]
     assert ogt.fuse(model).__dict__["forward"] is forward
@@ -186,7 +186,7 @@ def test_fusing_twice_is_fusing_once():
     assert "forward" not in model.__dict__
 
 
-def test_a_forward_that_was_replaced_before_comes_back():
+def test_unfuse_restores_a_replaced_forward():
     model = Block()
     model.forward = lambda x: Block.forward(model, x) * 2
     replaced = model.forward
@@ -205,7 +205,7 @@ def test_a_submodule_can_be_fused_alone():
     assert "forward" not in model.__dict__ and "forward" in model.layer1.__dict__
 
 
-def test_deepcopy_and_save_belong_to_their_own_module():
+def test_deepcopied_and_loaded_models_use_their_own_parameters():
     model = ogt.fuse(Block())
     x = torch.randn(5, 6)
     twin = copy.deepcopy(model)
@@ -221,7 +221,7 @@ def test_deepcopy_and_save_belong_to_their_own_module():
         assert not torch.equal(other(x), model(x))
 
 
-def test_train_eval_and_hooks_work():
+def test_train_eval_and_forward_hooks_work():
     model = ogt.fuse(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), ScaledSwish(), nn.BatchNorm1d(6)))
     seen = []
     model[2].register_forward_hook(lambda module, args, output: seen.append((type(args[0]), type(output))))
@@ -236,7 +236,7 @@ def test_train_eval_and_hooks_work():
     assert seen[0][1] is torch.Tensor  # a hook on a module with its own forward gets computed tensors
 
 
-def test_hooks_on_all_modules_see_all_modules():
+def test_global_module_hooks_see_all_modules():
     model, x, seen = ogt.fuse(nn.Sequential(nn.Linear(6, 6), ScaledSwish())), torch.randn(3, 6), []
     expected = model(x)
     with nn.modules.module.register_module_forward_hook(lambda module, args, result: seen.append(type(module))):
@@ -246,7 +246,7 @@ def test_hooks_on_all_modules_see_all_modules():
     assert len(seen) == 3
 
 
-def test_parameters_and_buffers_that_become_one_are_written_as_one():
+def test_parameters_tied_later_are_written_once():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -281,7 +281,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_dropout_drops_what_it_drops_in_eager_whatever_the_layout(layout):
+def test_dropout_mask_agrees_with_eager_in_every_layout(layout):
     class Drop(nn.Module):
         def forward(self, x):
             return F.dropout(layout(x), 0.5) + 1
@@ -309,7 +309,7 @@ def _cayley(x, y):
 
 
 @pytest.mark.parametrize("function", [_mirrored, _cayley], ids=lambda f: f.__name__)
-def test_a_value_that_its_own_mirror_image_is_added_to_for_a_library_call(function):
+def test_value_plus_its_transpose_feeds_a_library_call(function):
     """The mirror image is stored before the kernel that reads it."""
 
     class Model(nn.Module):
@@ -326,7 +326,7 @@ def test_a_value_that_its_own_mirror_image_is_added_to_for_a_library_call(functi
     torch.testing.assert_close(*found)
 
 
-def test_parametrizations_work():
+def test_weight_norm_parametrization_works():
     model = nn.Sequential(nn.Linear(6, 6), ScaledSwish())
     nn.utils.parametrizations.weight_norm(model[0])
     x = torch.randn(3, 6)
@@ -347,7 +347,7 @@ class Keeps(nn.Module):
         return self.h.sum()
 
 
-def test_what_a_forward_keeps_is_a_plain_tensor_with_its_identity_and_views():
+def test_tensors_stored_by_forward_are_plain_and_keep_identity_and_views():
     x = torch.randn(2, 3, requires_grad=True)
     model = ogt.fuse(Keeps())
     model(x)
@@ -357,7 +357,7 @@ def test_what_a_forward_keeps_is_a_plain_tensor_with_its_identity_and_views():
     assert model.h.grad_fn is not None
 
 
-def test_random_numbers_that_nobody_reads_are_drawn():
+def test_unused_random_numbers_are_drawn():
     class Draws(nn.Module):
         def forward(self, x):
             h = x * 2
@@ -391,7 +391,7 @@ doubled = Doubled.apply
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # by Dynamo
-def test_gradients_flow_through_autograd_functions_bound_long_before():
+def test_gradients_flow_through_previously_bound_apply():
     class Model(nn.Module):
         def forward(self, x):
             return doubled(torch.sigmoid(x) * x + 1) * torch.tanh(x)
@@ -404,7 +404,7 @@ def test_gradients_flow_through_autograd_functions_bound_long_before():
 @pytest.mark.parametrize("region", ["module", "function"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:.*use_reentrant")
-def test_activation_checkpointing_recomputes_what_it_should(reentrant, region):
+def test_activation_checkpointing_agrees_with_eager(reentrant, region):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
@@ -421,7 +421,7 @@ def test_activation_checkpointing_recomputes_what_it_should(reentrant, region):
     torch.testing.assert_close(run(ogt.fuse(copy.deepcopy(model)), x), run(model, x))
 
 
-def test_attention_inside_of_a_checkpointed_part_is_run_again():
+def test_attention_in_a_checkpointed_region_is_recomputed():
     """AOTAutograd returns its results as a tuple next to the state of the random numbers."""
 
     class Model(nn.Module):
@@ -441,7 +441,7 @@ def test_attention_inside_of_a_checkpointed_part_is_run_again():
     torch.testing.assert_close(run(ogt.fuse(Model()), x), run(Model(), x))
 
 
-def test_no_grad_inference_mode_and_detach_mean_what_they_mean():
+def test_no_grad_inference_mode_and_detach_stop_gradients():
     class Model(nn.Module):
         def forward(self, x):
             with torch.no_grad():
@@ -455,7 +455,7 @@ def test_no_grad_inference_mode_and_detach_mean_what_they_mean():
         assert y.is_inference() and not y.requires_grad
 
 
-def test_errors_of_torch_come_from_the_line_that_makes_them_and_leave_nothing_behind():
+def test_torch_errors_name_the_users_line_and_leave_no_state():
     class Model(nn.Module):
         def forward(self, x, y):
             z = x * 2 + 1
@@ -486,7 +486,7 @@ class Breaks(nn.Module):
 
 @pytest.mark.parametrize("why", ["the program", "the capture"])
 @pytest.mark.filterwarnings("ignore:Breaks runs unfused")
-def test_what_ran_before_a_part_that_cannot_be_captured_runs_once(why, monkeypatch):
+def test_code_before_a_failed_capture_runs_once(why, monkeypatch):
     torch._dynamo.reset()  # instances of one class share the compiled code
     graphs, aot_backend = [], backend.aot_backend
 
@@ -517,7 +517,7 @@ def test_what_ran_before_a_part_that_cannot_be_captured_runs_once(why, monkeypat
     assert why == "the program" or len(graphs) > 2
 
 
-def test_values_inside_a_kernel_are_not_written():
+def test_kernel_stores_only_its_outputs():
     class Model(nn.Module):
         def forward(self, x):
             big = x * 2
@@ -528,7 +528,7 @@ def test_values_inside_a_kernel_are_not_written():
     assert [len(entry.outputs) for entry in report.fused] == [1]
 
 
-def test_threads_do_not_meet():
+def test_concurrent_calls_agree_with_eager():
     torch.manual_seed(0)
     model = Block().eval()
     inputs = [torch.randn(50, 6) for _ in range(8)]
@@ -547,7 +547,7 @@ def test_threads_do_not_meet():
     torch.testing.assert_close(results, expected)
 
 
-def test_threads_that_call_at_once_compile_once():
+def test_concurrent_first_calls_share_one_compilation():
     """If each thread compiled separately, Dynamo's limit would be reached and the model run unfused for other sizes."""
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 12), nn.SiLU(), nn.LayerNorm(12), nn.Linear(12, 3))
@@ -590,7 +590,7 @@ class Autocast(nn.Module):
     [torch.exp, torch.sigmoid, F.silu, F.gelu, F.softplus, F.mish, torch.tanh, torch.square, F.hardswish, torch.log1p,
      lambda x: x**2, torch.reciprocal, lambda x: torch.rsqrt(x.abs() + 1), F.logsigmoid, torch.asin],
 )  # fmt: skip
-def test_autocast_gives_the_dtypes_of_eager(function):
+def test_autocast_dtypes_agree_with_eager(function):
     model, x = Autocast(function), torch.rand(3, 6) * 0.5
     with torch.autocast("cpu", torch.bfloat16):
         eager = model(x)
@@ -619,7 +619,7 @@ def test_a_fused_function_inside_a_fused_model():
     assert fused[2].abs().sum() > 0
 
 
-def test_rounding_each_is_eager_bit_for_bit_where_the_ops_are_exact():
+def test_rounding_each_equals_eager_bits_for_exact_ops():
     class Model(nn.Module):
         def forward(self, x):
             return (x * 1.1 + x) * x - 0.3
@@ -632,7 +632,7 @@ def test_rounding_each_is_eager_bit_for_bit_where_the_ops_are_exact():
 
 
 @pytest.mark.parametrize("fused_first", [True, False])
-def test_sharded_training_frees_parameters_that_nothing_waits_for(one_rank, fused_first):
+def test_fsdp_training_agrees_and_frees_gathered_parameters(one_rank, fused_first):
     from torch.distributed.fsdp import fully_shard
 
     class PerChannel(nn.Module):
@@ -661,7 +661,7 @@ def test_sharded_training_frees_parameters_that_nothing_waits_for(one_rank, fuse
         model.zero_grad()
 
 
-def test_distributed_data_parallel_averages_the_gradients(one_rank):
+def test_distributed_data_parallel_gradients_agree_with_eager(one_rank):
     torch.manual_seed(0)
     plain, x = Block(), torch.randn(4, 6)
     model = nn.parallel.DistributedDataParallel(ogt.fuse(copy.deepcopy(plain)))
@@ -692,7 +692,7 @@ def test_tracers_and_transforms_see_the_plain_forward():
 # The report
 
 
-def test_explain_names_units_places_reasons_and_graph_breaks():
+def test_explain_lists_units_reasons_and_graph_breaks():
     torch.manual_seed(0)
     report = ogt.explain(Block(), torch.randn(5, 6))
     assert report.units == {"swiglu": 1, "swish": 1}
@@ -705,7 +705,7 @@ def test_explain_names_units_places_reasons_and_graph_breaks():
 
 
 @pytest.mark.slow
-def test_explain_lists_what_is_kept_as_the_hooks_see_it():
+def test_explain_reports_the_bytes_that_hooks_see():
     x = torch.randn(2, 3, 32, 32)
     model = zoo.resnet18(Split)
     report = ogt.explain(model, x)
@@ -715,7 +715,7 @@ def test_explain_lists_what_is_kept_as_the_hooks_see_it():
     assert sum(entry.times for entry in report.recomputed) > 17 * 5  # each activation, and the norm before it
 
 
-def test_a_dry_run_changes_nothing():
+def test_fuse_dry_run_changes_no_module():
     model = zoo.efficientnet_b0(ScaledSwish)
     report = ogt.fuse(model, dry_run=True)
     assert not any("forward" in m.__dict__ for m in model.modules())
@@ -725,7 +725,7 @@ def test_a_dry_run_changes_nothing():
     assert run_report.units == {"swiglu": 1, "swish": 1}
 
 
-def test_explain_of_a_function():
+def test_explain_accepts_a_function():
     report = ogt.explain(lambda x: x * torch.sigmoid(x), torch.randn(4))
     assert report.units == {"swish": 1}
     assert "1 kernel;" in str(report) or "1 kernel\n" in str(report)
@@ -771,7 +771,7 @@ print(ogt.explain(model, ids).units)
         ("gpt2", {"gelu": 2}),
     ],
 )
-def test_transformers_models_are_found_and_right(name, units, tmp_path):
+def test_transformers_models_fuse_and_agree_with_eager(name, units, tmp_path):
     if not _has("transformers"):
         pytest.skip("transformers is not installed")
     # Outside the checkout's root: transformers would import its folder kernels/ as a package.
@@ -832,7 +832,7 @@ def test_a_shallow_copy_computes_with_its_own_parameters(way: str, hooked: bool)
         assert torch.equal(model(x), before)
 
 
-def test_a_forward_that_converts_its_argument_first_takes_any_dtype():
+def test_forward_that_casts_its_input_accepts_any_dtype():
     class Wide(nn.Module):
         def forward(self, x):
             return x.float().sigmoid() * 2
@@ -842,7 +842,7 @@ def test_a_forward_that_converts_its_argument_first_takes_any_dtype():
         torch.testing.assert_close(ogt.fuse(Wide())(x), Wide()(x))
 
 
-def test_a_graph_can_be_kept_after_a_pass_that_did_not_keep_one():
+def test_retain_graph_works_after_a_pass_without_it():
     """AOTAutograd compiles backward at the first pass, and infers from that pass what no later pass needs."""
     model = ogt.fuse(nn.Sequential(nn.Linear(6, 8), nn.SiLU(), nn.Linear(8, 3)))
     given = [*model.parameters()]
@@ -855,7 +855,7 @@ def test_a_graph_can_be_kept_after_a_pass_that_did_not_keep_one():
 
 
 @pytest.mark.parametrize("module", [nn.GRU(3, 4), nn.BatchNorm2d(3, momentum=None)], ids=lambda m: type(m).__name__)
-def test_a_module_of_which_nothing_is_captured_says_so_once(module: nn.Module) -> None:
+def test_module_of_which_nothing_is_captured_warns_once(module: nn.Module) -> None:
     x = torch.randn(2, 3, 3) if isinstance(module, nn.GRU) else torch.randn(2, 3, 4, 4)
     model = ogt.fuse(module)
     with pytest.warns(UserWarning, match="runs unfused: torch.compile captures nothing of it: ") as told:
@@ -864,7 +864,7 @@ def test_a_module_of_which_nothing_is_captured_says_so_once(module: nn.Module) -
     assert sum("runs unfused" in str(w.message) for w in told) == 1
 
 
-def test_a_module_that_computes_nothing_has_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_module_without_ops_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
     ogt.fuse(nn.Identity())(torch.randn(3))
     assert not [w for w in recwarn if "runs unfused" in str(w.message)]
 
@@ -877,7 +877,7 @@ class Windows(nn.Module):
 
 
 @torch.no_grad()
-def test_the_compiled_graph_runs_where_a_single_kernel_is_no_fused_function() -> None:
+def test_single_kernel_graph_runs_as_compiled_graph_if_not_traceable() -> None:
     x = torch.randn(6, 8)
     torch.testing.assert_close(ogt.fuse(Windows())(x), Windows()(x))
 
@@ -888,7 +888,7 @@ class Negative(nn.Module):
 
 
 @torch.no_grad()
-def test_an_activation_whose_class_is_another_one_runs_that_ones_forward() -> None:
+def test_activation_with_replaced_class_runs_the_new_forward() -> None:
     x = torch.randn(6)
     model = ogt.fuse(nn.SiLU())
     model(x)
@@ -906,7 +906,7 @@ class Alike(nn.Module):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-def test_results_that_lie_alike_are_tensors_of_their_own(gradients: bool) -> None:
+def test_results_with_equal_layout_stay_distinct_tensors(gradients: bool) -> None:
     x = torch.randn(4, 2, requires_grad=gradients)
     for results in (Alike()(x), ogt.fuse(Alike())(x)):
         assert results[0] is results[1]
@@ -914,7 +914,7 @@ def test_results_that_lie_alike_are_tensors_of_their_own(gradients: bool) -> Non
         assert [r.requires_grad for r in results] == [gradients] * 3 + [False] + [gradients] * 2
 
 
-def test_lazy_layers_draw_what_they_draw_in_eager():
+def test_lazy_layers_draw_the_same_numbers_as_in_eager():
     """A capture would draw the numbers of a new parameter, and then restore the generator."""
     found = []
     for wrap in (lambda model: model, ogt.fuse):
@@ -926,7 +926,7 @@ def test_lazy_layers_draw_what_they_draw_in_eager():
     assert "CompiledFunction" in type(results[-1].grad_fn).__name__
 
 
-def test_a_shallow_copy_has_its_own_parameters_under_transforms_and_can_be_fused() -> None:
+def test_shallow_copy_uses_its_parameters_in_transforms_and_can_be_fused() -> None:
     class Weighted(nn.Module):
         def __init__(self):
             super().__init__()

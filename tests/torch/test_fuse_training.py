@@ -29,7 +29,7 @@ def without_a_compiler(monkeypatch):
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
 
 
-def test_a_checkpointed_activation_keeps_the_same_when_it_runs_again():
+def test_checkpointed_activation_saves_the_same_tensors_in_recomputation():
     """Its other calls run as a fused function; activation checkpointing compares the saved tensors, in order."""
     found = []
     for model in plain_and_fused(Swish()):
@@ -54,7 +54,7 @@ def test_forward_mode_derivatives_and_batches_of_gradients(without_a_compiler):
     torch.testing.assert_close(*found)
 
 
-def test_saved_tensors_hooks_may_give_other_strides():
+def test_saved_tensors_hooks_may_change_strides():
     def pack(tensor):
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
@@ -76,7 +76,7 @@ def test_saved_tensors_hooks_may_give_other_strides():
     torch.testing.assert_close(*found)
 
 
-def test_saved_tensors_hooks_may_give_masks_back_as_numbers():
+def test_saved_tensors_hooks_may_convert_masks_to_floats():
     """Hooks that keep activations in 16 bits do this: eager torch keeps no mask of a ReLU or of dropout."""
     torch.manual_seed(0)
     x = torch.randn(16, 4, dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_saved_tensors_hooks_may_give_masks_back_as_numbers():
 
 
 @pytest.mark.parametrize("unpack", [lambda t: t.half(), lambda t: t[:1]], ids=["a dtype", "a shape"])
-def test_saved_tensors_hooks_that_give_something_else_back_raise(unpack):
+def test_saved_tensors_hooks_that_change_dtype_or_shape_raise(unpack):
     model = ogt.fuse(nn.Sequential(nn.SiLU(), nn.LayerNorm(4), nn.SiLU()))
     with saved_tensors_hooks(lambda t: t, unpack):
         y = model(torch.randn(3, 4, requires_grad=True))
@@ -120,7 +120,7 @@ def trained_in_parallel(model, x, bucket, times=1):
 
 
 @pytest.mark.parametrize("bucket", [25, 0.001])
-def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucket, one_rank):
+def test_ddp_models_with_branches_and_small_buckets_agree(bucket, one_rank):
     captured = []
     x = torch.linspace(-2, 2, 12).view(2, 6)
     with observed(captured.append):
@@ -129,7 +129,7 @@ def test_data_parallel_models_follow_branches_and_have_buckets_of_any_size(bucke
     torch.testing.assert_close(*found)
 
 
-def test_data_parallel_models_of_several_buckets(one_rank, monkeypatch):
+def test_ddp_model_with_several_buckets_agrees(one_rank, monkeypatch):
     monkeypatch.setattr(one_rank, "_DEFAULT_FIRST_BUCKET_BYTES", 4096)
     captured = []
     x = torch.linspace(-2, 2, 64).view(2, 32)
@@ -162,7 +162,7 @@ class Queue(nn.Module):
         self.place[0] = (at + len(keys)) % 8
 
 
-def test_a_buffer_that_was_cloned_may_be_written_to_before_backward():
+def test_buffer_may_be_written_before_backward_if_cloned():
     torch.manual_seed(0)
     eager = Queue()
     fused = ogt.fuse(copy.deepcopy(eager))
@@ -185,7 +185,7 @@ class OfAClone(nn.Module):
 
 
 @pytest.mark.parametrize("write", [lambda w: w.data.add_(1), lambda w: w.detach().mul_(3)], ids=["data", "detached"])
-def test_a_trained_parameter_that_was_cloned_may_be_written_to_before_backward(write):
+def test_parameter_may_be_written_before_backward_if_cloned(write):
     found = []
     for model in plain_and_fused(OfAClone()):
         x = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()

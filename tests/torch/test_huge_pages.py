@@ -58,7 +58,7 @@ def test_large_results_of_several_partitions_lie_on_huge_pages() -> None:
 
 
 @needs_advice
-def test_only_whole_pages_of_the_memory_given_are_advised() -> None:
+def test_only_whole_pages_inside_the_range_are_advised() -> None:
     memory = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     page = mmap.PAGESIZE
@@ -69,7 +69,7 @@ def test_only_whole_pages_of_the_memory_given_are_advised() -> None:
 
 
 @needs_advice
-def test_small_memory_is_left_alone() -> None:
+def test_small_memory_is_not_advised() -> None:
     memory = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     huge_pages.advise(start, huge_pages.LARGE - 1)
@@ -78,7 +78,7 @@ def test_small_memory_is_left_alone() -> None:
     assert is_advised(start)
 
 
-def test_a_system_without_huge_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_huge_pages_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
     huge_pages._madvise.cache_clear()
     try:

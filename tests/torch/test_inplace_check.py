@@ -284,7 +284,7 @@ def values() -> Any:
     return torch.linspace(-2, 2, 12).reshape(3, 4)
 
 
-def test_a_mistake_is_found_at_its_line(mistake: tuple[Callable[[Any], Any], str, Any]) -> None:
+def test_in_place_mistake_is_reported_at_its_line(mistake: tuple[Callable[[Any], Any], str, Any]) -> None:
     function, kind, where = mistake
     report = ogt.check_inplace(function, values())
     found = [f for f in report if f.kind == kind]
@@ -310,13 +310,13 @@ class Float32Alone(SavesAndDirties):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_function_of_float32_alone_is_checked_in_float32() -> None:
+def test_float32_only_function_is_checked_in_float32() -> None:
     scale, places = torch.ones(4), torch.arange(4)
     (found,) = ogt.check_inplace(lambda x: Float32Alone.apply(x * 1, scale, places), values())
     assert found.kind == "function" and found.line == planted_line(SavesAndDirties)
 
 
-def test_a_mistake_is_found_in_a_non_contiguous_tensor() -> None:
+def test_in_place_mistake_is_found_in_non_contiguous_tensor() -> None:
     assert {f.kind for f in ogt.check_inplace(fresh_sigmoid_squared, values().t()[1:])} == {"operand"}
 
 
@@ -470,7 +470,7 @@ def right(request: Any) -> Any:
     return request.param
 
 
-def test_right_in_place_code_is_left_alone(right: Callable[[Any], Any]) -> None:
+def test_correct_in_place_code_is_not_reported(right: Callable[[Any], Any]) -> None:
     report = ogt.check_inplace(right, values())
     assert report.ok, f"{report}"
 
@@ -491,7 +491,7 @@ class Block(nn.Module):
         return self.drop(self.act(out))
 
 
-def test_a_residual_block_in_training_is_left_alone_and_put_back() -> None:
+def test_correct_residual_block_is_not_reported_and_its_state_restored() -> None:
     block = Block().train()
     before = {k: v.clone() for k, v in block.state_dict().items()}
     report = ogt.check_inplace(block, torch.randn(2, 3, 8, 8))
@@ -510,12 +510,12 @@ class BlockWithAMistake(Block):
         return self.act(h) + self.conv(h)  # planted
 
 
-def test_a_mistake_inside_a_module_is_found() -> None:
+def test_in_place_mistake_inside_a_module_is_found() -> None:
     (found,) = ogt.check_inplace(BlockWithAMistake().train(), torch.randn(2, 3, 8, 8))
     assert (found.kind, found.line) == ("operand", planted_line(BlockWithAMistake))
 
 
-def test_arguments_stay_what_they_were() -> None:
+def test_check_inplace_leaves_arguments_unchanged() -> None:
     x = values()
     kept, version = x.clone(), x._version
     ogt.check_inplace(sigmoid_squared, x)
@@ -524,16 +524,16 @@ def test_arguments_stay_what_they_were() -> None:
     assert not x.requires_grad
 
 
-def test_may_change_allows_an_argument() -> None:
+def test_may_change_allows_writes_into_an_argument() -> None:
     assert not ogt.check_inplace(argument_changed, values()).ok
     assert ogt.check_inplace(argument_changed, values(), may_change=(0,)).ok
 
 
-def test_a_module_that_says_inplace_may_change_its_argument() -> None:
+def test_inplace_module_may_change_its_argument() -> None:
     assert ogt.check_inplace(nn.SiLU(inplace=True), values()).ok
 
 
-def test_what_torch_reports_itself_is_told_apart() -> None:
+def test_mistakes_that_torch_reports_are_not_marked_silent() -> None:
     silent = {f.silent for f in ogt.check_inplace(data_after_save, values())}
     loud = {f.silent for f in ogt.check_inplace(no_grad_after_save, values())}
     assert (silent, loud) == ({True}, {False})
@@ -541,7 +541,7 @@ def test_what_torch_reports_itself_is_told_apart() -> None:
     assert not found.silent and found.fix == "use add instead of add_ here, or write into a clone"
 
 
-def test_the_report_prints_and_is_data() -> None:
+def test_report_has_text_and_dict_forms() -> None:
     report = ogt.check_inplace(sigmoid_squared, values())
     assert f"{__file__}:{planted_line(sigmoid_squared)}" in str(report)
     assert "sigmoid instead of sigmoid_" in str(report)
@@ -563,7 +563,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("mistaken", [False, True])
 @pytest.mark.parametrize("compiled", [ogt.fuse, lambda model: torch.compile(model, backend="opgraph")])
-def test_a_fused_model_is_run_as_it_was_written(compiled: Any, mistaken: bool) -> None:
+def test_fused_model_is_checked_in_its_eager_form(compiled: Any, mistaken: bool) -> None:
     torch._dynamo.reset()
     x = torch.randn(2, 3, 8)
     wanted = {f.line for f in ogt.check_inplace(Masked(mistaken), x)}
@@ -574,13 +574,13 @@ def test_a_fused_model_is_run_as_it_was_written(compiled: Any, mistaken: bool) -
     assert bool(wanted) == mistaken
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_check_inplace_refuses_non_callables() -> None:
     with pytest.raises(ogt_error(), match=r"(?s)no function.*where:.*fix:"):
         ogt.check_inplace(3, values())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["nested", "sparse coo", "meta"])
-def test_tensors_whose_memory_cannot_be_watched_are_refused(kind: str) -> None:
+def test_nested_sparse_and_meta_tensors_are_refused(kind: str) -> None:
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     x = {"nested": rows, "sparse coo": torch.eye(3).to_sparse(), "meta": torch.ones(3, device="meta")}[kind]
     with pytest.raises(ogt_error(), match=f"(?s)argument 1 is a {kind} tensor.*where:.*fix:"):

@@ -92,7 +92,7 @@ def operands(captured: list[Captured]) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_results_are_those_of_eager_torch(name: str) -> None:
+def test_channels_last_results_agree_with_eager(name: str) -> None:
     torch.manual_seed(0)
     model = MODELS[name]().eval()
     captured: list[Captured] = []
@@ -110,7 +110,7 @@ def test_results_are_those_of_eager_torch(name: str) -> None:
     assert all(image.is_contiguous(memory_format=LAST) for image in images)
 
 
-def test_other_batch_sizes() -> None:
+def test_other_batch_sizes_agree_with_eager() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block()).eval()
     fused = ogt.fuse(nn.Sequential(Block(), Block()).eval())
@@ -121,7 +121,7 @@ def test_other_batch_sizes() -> None:
             torch.testing.assert_close(fused(x), model(x), rtol=1e-5, atol=1e-5)
 
 
-def test_images_smaller_than_the_weights_stay_as_they_are() -> None:
+def test_images_smaller_than_the_weights_keep_their_layout() -> None:
     model = ogt.fuse(nn.Sequential(nn.Conv2d(64, 64, 3), nn.SiLU(), nn.Conv2d(64, 64, 3)).eval())
     captured: list[Captured] = []
     with torch.no_grad(), observed(captured.append):
@@ -130,7 +130,7 @@ def test_images_smaller_than_the_weights_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("groups", "size", "moves"), [(1, 3, False), (16, 3, True), (1, 1, True)])
-def test_where_blocks_are_fast_wide_convolutions_stay_as_they_are(
+def test_wide_convolutions_stay_contiguous_on_cpus_with_fast_blocks(
     groups: int, size: int, moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layouts, "HAS_FAST_BLOCKS", True)
@@ -161,7 +161,7 @@ class CopiedLast(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:there is no C")
-def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_channels_last_copy_is_right_in_another_axis_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arithmetic in the order of three axes includes the copy, whose memory format is for four axes."""
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     model = CopiedLast()
@@ -170,7 +170,7 @@ def test_a_copy_channels_last_is_one_in_any_order_of_axes(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_shuffled_channels_stay_last(requires_grad: bool) -> None:
+def test_channel_shuffle_keeps_channels_last(requires_grad: bool) -> None:
     def function(x):
         return functional.channel_shuffle(functional.silu(x), 2) * 2
 
@@ -181,7 +181,7 @@ def test_shuffled_channels_stay_last(requires_grad: bool) -> None:
 
 
 @pytest.mark.parametrize("where", [((1,), (1,)), ((-2, 3), (2, 3)), ((0,), (0,)), ((5,), ())])
-def test_a_rolled_image_stays_channels_last(where: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_roll_keeps_channels_last(where: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         return functional.silu(x).roll(*where) * 2
 
@@ -230,9 +230,7 @@ class OfSeveralOrders(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:there is no C")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_operands_of_several_orders_give_the_strides_of_eager(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operands_of_mixed_layouts_give_eagers_strides(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.is_available", lambda: False)
     a, row = torch.rand(3, 16, 25, dtype=dtype) - 0.2, torch.rand(16, 25, dtype=dtype)
     turned = torch.rand(16, 3, 25, dtype=dtype).transpose(0, 1)
@@ -277,7 +275,7 @@ class Indexed(nn.Module):
 
 
 @pytest.mark.parametrize(("sizes", "strides", "indices"), INDEXED.values(), ids=INDEXED)
-def test_indexing_gives_the_strides_of_eager(
+def test_indexing_gives_eagers_strides(
     sizes: tuple[int, ...], strides: tuple[int, ...], indices: tuple[Any, ...]
 ) -> None:
     found = []

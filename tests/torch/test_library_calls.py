@@ -60,7 +60,7 @@ OTHER = {
         *((name, "channels last") for name, (_, size) in {**STRIDED, **OTHER}.items() if len(size) == 4),
     ],
 )
-def test_gradients_of_convolutions_have_eagers_bits(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolution_gradients_equal_eager(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     conv, size = {**STRIDED, **OTHER}[name]
     torch.manual_seed(0)
     conv, x = copy.deepcopy(conv), torch.randn(size)
@@ -86,7 +86,7 @@ def test_gradients_of_convolutions_have_eagers_bits(name: str, layout: str, monk
         torch.testing.assert_close(p.grad, q.grad, **bounds)
 
 
-def test_gradient_by_the_input_of_a_strided_convolution_is_held_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strided_convolution_input_gradient_needs_at_most_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     conv, size = STRIDED["1x1"]
     model = fused(copy.deepcopy(conv), monkeypatch)
@@ -100,7 +100,7 @@ def test_gradient_by_the_input_of_a_strided_convolution_is_held_twice(monkeypatc
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("activation", "most"), [(nn.ReLU, 365), (nn.SiLU, 430)], ids=["ReLU", "SiLU"])
-def test_a_training_step_of_resnet18_allocates_no_more_than_is_promised(activation: type[nn.Module], most: int) -> None:
+def test_resnet18_training_step_stays_within_memory_limit(activation: type[nn.Module], most: int) -> None:
     """The limit is in MiB above the weights and the images, at batch 128, with all that torch and oneDNN allocate."""
     model = ogt.fuse(zoo.resnet18(activation))
     x = torch.randn(128, 3, 32, 32)

@@ -58,7 +58,7 @@ def test_a_chain_of_hundreds_of_ops_is_fused():
     assert max(sums) <= MAX_REDUCTIONS
 
 
-def test_a_chain_deeper_than_pythons_stack_is_fused():
+def test_chain_deeper_than_pythons_recursion_limit_is_fused():
     model = Repeated(lambda x, w: torch.sin(x * w), 600)
     captured: list[Captured] = []
     x = torch.randn(3, 20)
@@ -68,12 +68,12 @@ def test_a_chain_deeper_than_pythons_stack_is_fused():
 
 
 @pytest.mark.slow
-def test_norms_in_a_row_are_several_kernels():
+def test_chained_norms_are_split_into_several_kernels():
     graph = compared(Repeated(lambda x, w: x + nn.functional.layer_norm(x * w, (20,)), 12))
     assert len(graph.forward.launches) == 24 // MAX_REDUCTION_DEPTH
 
 
-def test_a_budget_follows_random_numbers_in_one_pass():
+def test_memory_budget_search_is_linear_in_random_chains():
     """Each value of the chain reads the previous one twice."""
 
     class Noisy(nn.Module):

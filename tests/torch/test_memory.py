@@ -102,7 +102,7 @@ def subject(request: pytest.FixtureRequest) -> tuple[Any, torch.Tensor]:
     return SUBJECTS[request.param]()
 
 
-def test_totals_agree_with_the_hooks_to_the_byte(subject: tuple[Any, torch.Tensor]) -> None:
+def test_totals_equal_the_bytes_seen_by_hooks(subject: tuple[Any, torch.Tensor]) -> None:
     model, x = subject
     report = ogt.saved_tensors(model, x)
     held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
@@ -114,7 +114,7 @@ def test_totals_agree_with_the_hooks_to_the_byte(subject: tuple[Any, torch.Tenso
     assert all(k.op for k in report.kept)
 
 
-def test_what_torch_func_refuses_is_said_with_its_line() -> None:
+def test_torch_func_call_is_refused_with_its_line() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x * torch.func.grad(lambda t: t.pow(3).sum())(x)
 
@@ -141,7 +141,7 @@ def test_a_random_op_that_backward_replays_is_counted(dry_run: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_says_what_a_real_run_measures(subject: tuple[Any, torch.Tensor]) -> None:
+def test_dry_run_equals_real_run(subject: tuple[Any, torch.Tensor]) -> None:
     model, x = subject
     real, dry = ogt.saved_tensors(model, x), ogt.saved_tensors(model, x, dry_run=True)
     if isinstance(model, nn.LSTM):  # the size of oneDNN's workspace is known only after it has run
@@ -161,9 +161,7 @@ KNOWN = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "activation", "mib"), KNOWN, ids=lambda v: getattr(v, "__name__", str(v)))
-def test_a_batch_that_is_never_allocated_counts_as_the_real_one(
-    model: str, activation: type[nn.Module], mib: int
-) -> None:
+def test_dry_run_reports_known_sizes_without_allocating(model: str, activation: type[nn.Module], mib: int) -> None:
     network = zoo.MODELS[model](activation)
     x = torch.empty(128, 3, 32, 32)
     reports = []
@@ -181,7 +179,7 @@ def test_backward_frees_all_but_the_gradients() -> None:
     assert report.peak.after_backward == gradients + 4 * x.numel() + 4 * 2 * 10
 
 
-def test_the_networks_are_the_papers() -> None:
+def test_zoo_networks_have_published_parameter_counts() -> None:
     counts = {name: sum(p.numel() for p in make().parameters()) for name, make in zoo.MODELS.items()}
     assert counts["resnet18"] == 11_173_962  # the CIFAR variants' well-known sizes
     assert counts["resnet50"] == 23_520_842
@@ -202,7 +200,7 @@ def test_tensors_of_one_storage_count_once() -> None:
     assert (report.totals.kept, report.totals.inputs) == (128 + 64, 128)
 
 
-def test_weights_and_what_existed_before_cost_nothing() -> None:
+def test_weights_and_preexisting_tensors_are_not_counted() -> None:
     scale = torch.randn(8)
     linear = nn.Linear(8, 8)
     report = ogt.saved_tensors(lambda x: linear(x) * scale, torch.randn(2, 8, requires_grad=True))
@@ -213,14 +211,14 @@ def test_weights_and_what_existed_before_cost_nothing() -> None:
     assert report.totals.weights == 256
 
 
-def test_the_allocator_takes_512_bytes_at_least() -> None:
+def test_rounded_sizes_are_multiples_of_512_bytes() -> None:
     report = ogt.saved_tensors(lambda x: x.sin().exp(), torch.randn(129, requires_grad=True))
     assert (report.totals.kept, report.totals.rounded) == (2 * 516, 2 * 1024)
     report = ogt.saved_tensors(torch.exp, torch.randn((), requires_grad=True))
     assert (report.totals.kept, report.totals.rounded) == (4, 512)
 
 
-def test_alone_is_what_nobody_else_keeps() -> None:
+def test_alone_counts_only_tensors_no_other_module_saves() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.SiLU(), nn.Linear(4, 4))
     report = ogt.saved_tensors(model, torch.randn(2, 4))
     found = {group.of[0]: (group.kept, group.alone) for group in report.modules}
@@ -231,7 +229,7 @@ def test_alone_is_what_nobody_else_keeps() -> None:
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_entry_names_its_module_call_op_and_line() -> None:
+def test_saved_tensor_entry_names_module_call_op_and_line() -> None:
     report = ogt.saved_tensors(Twice(), torch.randn(3, 8, requires_grad=True))
     found = [(k.module, k.module_class, k.call, k.op, k.slot) for k in report.kept]
     assert found == [
@@ -247,7 +245,7 @@ def test_an_entry_names_its_module_call_op_and_line() -> None:
     }
 
 
-def test_the_line_is_the_innermost_of_the_users() -> None:
+def test_entry_names_the_innermost_user_line() -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         return x.exp()
 
@@ -258,7 +256,7 @@ def test_the_line_is_the_innermost_of_the_users() -> None:
     assert (kept.where, kept.code) == (f"{__file__}:{inner.__code__.co_firstlineno + 1}", "return x.exp()")
 
 
-def test_tensors_on_a_functions_ctx_are_found_and_counted() -> None:
+def test_tensors_stored_on_ctx_are_counted() -> None:
     report = ogt.saved_tensors(KeepsOnCtx.apply, torch.randn(10, requires_grad=True))
     assert [(k.op, k.slot, k.hooked, k.counted) for k in report.kept] == [
         ("KeepsOnCtxBackward", "tensors", True, 40),
@@ -269,7 +267,7 @@ def test_tensors_on_a_functions_ctx_are_found_and_counted() -> None:
     assert "80 B of it: attributes of custom Functions" in str(report)
 
 
-def test_what_is_held_by_something_else_is_told() -> None:
+def test_memory_held_outside_autograd_is_unexplained() -> None:
     kept = []
 
     def hoards(x: torch.Tensor) -> torch.Tensor:
@@ -282,7 +280,7 @@ def test_what_is_held_by_something_else_is_told() -> None:
 # -- the peak --------------------------------------------------------------------------------------------------------
 
 
-def test_the_peak_is_what_is_alive_at_once() -> None:
+def test_timeline_and_peak_count_live_tensors() -> None:
     def chain(x: torch.Tensor) -> torch.Tensor:
         return (x + 1).sigmoid()
 
@@ -296,7 +294,7 @@ def test_the_peak_is_what_is_alive_at_once() -> None:
         assert report.peak.after_forward == 800
 
 
-def test_a_checkpoint_keeps_its_input_and_computes_again() -> None:
+def test_checkpoint_saves_its_input_and_recomputes() -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         return (x.sin().exp() * x).tanh()
 
@@ -309,13 +307,13 @@ def test_a_checkpoint_keeps_its_input_and_computes_again() -> None:
     assert report.notes == ()
 
 
-def test_backward_ops_belong_to_the_module_that_made_them() -> None:
+def test_backward_ops_are_attributed_to_their_forward_module() -> None:
     report = ogt.saved_tensors(nn.Sequential(nn.Linear(4, 4), nn.SiLU()), torch.randn(2, 4))
     found = {(module, op) for phase, module, op, _ in report.timeline if phase == "backward"}
     assert ("1", "silu_backward") in found and ("0", "mm") in found
 
 
-def test_a_backward_pass_that_fails_leaves_the_rest_of_the_report() -> None:
+def test_failing_backward_keeps_the_forward_report() -> None:
     class Fails(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -335,7 +333,7 @@ def test_a_backward_pass_that_fails_leaves_the_rest_of_the_report() -> None:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_measuring_changes_nothing(dry_run: bool) -> None:
+def test_measurement_leaves_model_and_generator_unchanged(dry_run: bool) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.ReLU())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     x = torch.randn(2, 3, 8, 8)
@@ -350,7 +348,7 @@ def test_measuring_changes_nothing(dry_run: bool) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_the_callers_graph_stays_usable() -> None:
+def test_callers_autograd_graph_stays_usable() -> None:
     w = torch.randn(10, requires_grad=True)
     x = w.exp()
     report = ogt.saved_tensors(torch.sigmoid, x)
@@ -360,7 +358,7 @@ def test_the_callers_graph_stays_usable() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_function_is_measured_compiled_and_stays_so() -> None:
+def test_compiled_function_is_measured_compiled() -> None:
     compiled = torch.compile(lambda x: x.sin() * x.exp(), backend="aot_eager")
     x = torch.randn(100, requires_grad=True)
     report = ogt.saved_tensors(compiled, x)
@@ -369,7 +367,7 @@ def test_a_compiled_function_is_measured_compiled_and_stays_so() -> None:
     assert "CompiledFunction" in type(compiled(x).grad_fn).__name__
 
 
-def test_inputs_are_made_to_need_gradients_where_nothing_does() -> None:
+def test_inputs_require_grad_if_nothing_else_does() -> None:
     report = ogt.saved_tensors(torch.exp, torch.randn(4))
     assert report.totals.kept == 16
     assert report.notes == ("nothing required a gradient: the floating inputs were made to",)
@@ -382,7 +380,7 @@ def test_inputs_are_made_to_need_gradients_where_nothing_does() -> None:
 # -- dry runs --------------------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_knows_the_values_of_parameters() -> None:
+def test_dry_run_reads_parameter_values() -> None:
     class Steered(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -397,7 +395,7 @@ def test_a_dry_run_knows_the_values_of_parameters() -> None:
     assert ogt.saved_tensors(Steered(), x, dry_run=True).totals.tensors == 2
 
 
-def test_a_dry_run_refuses_to_guess_values_and_names_the_line() -> None:
+def test_dry_run_refuses_data_dependent_branch_with_its_line() -> None:
     def asks(x: torch.Tensor) -> torch.Tensor:
         return x.exp() if x.sum() > 0 else x.sin()
 
@@ -412,7 +410,7 @@ def test_a_dry_run_refuses_to_guess_values_and_names_the_line() -> None:
 # -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_is_data_and_text() -> None:
+def test_memory_report_has_dict_and_text_forms() -> None:
     x = torch.randn(2, 3, 32, 32)
     before = ogt.saved_tensors(zoo.resnet18(nn.SiLU), x)
     report = before.compared(ogt.saved_tensors(zoo.resnet18(nn.ReLU), x))
@@ -438,14 +436,14 @@ def test_a_comparison_shows_both_sides_of_every_group() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_the_allocator_agrees() -> None:
+def test_peak_agrees_with_cuda_allocator() -> None:
     model = zoo.resnet18(nn.SiLU).cuda()
     report = ogt.saved_tensors(model, torch.randn(16, 3, 32, 32, device="cuda"))
     assert report.peak.cuda is not None
     assert report.peak.cuda >= report.peak.bytes
 
 
-def test_a_checkpointed_region_is_recomputed_once_for_its_names_and_once_by_backward() -> None:
+def test_checkpointed_region_is_recomputed_for_names_and_for_backward() -> None:
     runs = []
 
     def region(x: torch.Tensor) -> torch.Tensor:
@@ -456,7 +454,7 @@ def test_a_checkpointed_region_is_recomputed_once_for_its_names_and_once_by_back
     assert len(runs) == 3
 
 
-def test_tensors_that_only_serve_to_find_shapes_count_nothing() -> None:
+def test_meta_tensors_of_tracing_are_not_counted() -> None:
     """The first call of a fused function traces it on the meta device."""
 
     def mish(x: torch.Tensor) -> torch.Tensor:
@@ -468,12 +466,12 @@ def test_tensors_that_only_serve_to_find_shapes_count_nothing() -> None:
     assert peaks == {True: native, False: native}
 
 
-def test_what_cannot_be_called_is_refused() -> None:
+def test_saved_tensors_refuses_non_callables() -> None:
     with pytest.raises(InvalidArguments, match="type int cannot be called"):
         ogt.saved_tensors(3, torch.ones(2))  # type: ignore[arg-type]
 
 
-def test_a_traced_value_that_somebody_kept_is_no_hindrance() -> None:
+def test_leaked_traced_value_does_not_break_measurement() -> None:
     kept: list[Any] = []
 
     def leaks(x: torch.Tensor) -> torch.Tensor:
@@ -484,7 +482,7 @@ def test_a_traced_value_that_somebody_kept_is_no_hindrance() -> None:
     assert ogt.saved_tensors(nn.Tanh(), torch.ones(4)).totals.kept == 16
 
 
-def test_a_dry_run_that_fails_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_dry_run_logs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logger, logged = logging.getLogger("torch._subclasses.fake_tensor"), logging.handlers.BufferingHandler(8)
     monkeypatch.setattr(logger, "handlers", [logged])
     with pytest.raises(RuntimeError, match="broadcast"):
@@ -519,7 +517,7 @@ FUSED: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUSED)
-def test_a_fused_model_is_measured_as_it_runs(name: str) -> None:
+def test_fused_model_is_measured_exactly_without_recompiling(name: str) -> None:
     """To the byte, in a dry run as in a real one; and measuring compiles nothing again."""
     torch.manual_seed(0)
     model, x = FUSED[name]()
@@ -546,7 +544,7 @@ PEAKS = [pytest.param(nn.ReLU, 365, marks=pytest.mark.sweep), (nn.SiLU, 365)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("activation", "peak"), PEAKS, ids=lambda v: getattr(v, "__name__", str(v)))
-def test_a_fused_network_keeps_the_outputs_of_its_convolutions_alone(activation: type[nn.Module], peak: int) -> None:
+def test_fused_network_saves_only_convolution_outputs(activation: type[nn.Module], peak: int) -> None:
     network = ogt.fuse(zoo.resnet18(activation))
     reports: list[ogt.MemoryReport] = []
     x = torch.empty(128, 3, 32, 32)
@@ -559,7 +557,7 @@ def test_a_fused_network_keeps_the_outputs_of_its_convolutions_alone(activation:
     assert grown is None or grown < 250 * MIB
 
 
-def test_another_batch_size_is_measured_by_a_program_of_its_own() -> None:
+def test_other_batch_sizes_are_measured_exactly() -> None:
     model = ogt.fuse(Twice())
     reports = {n: ogt.saved_tensors(model, torch.randn(n, 8)) for n in (4, 6, 10)}
     unit = reports[4].totals.kept // 4
@@ -569,7 +567,7 @@ def test_another_batch_size_is_measured_by_a_program_of_its_own() -> None:
     assert ogt.saved_tensors(plain, torch.randn(10, 8)).peak == reports[10].peak
 
 
-def test_an_entry_of_a_fused_model_names_who_made_it() -> None:
+def test_fused_model_entry_names_module_op_and_line() -> None:
     report = ogt.saved_tensors(ogt.fuse(Twice()), torch.randn(3, 8, requires_grad=True))
     line = Twice.forward.__code__.co_firstlineno + 1
     code = "return self.act(self.linear(self.act(x)))"
@@ -581,14 +579,14 @@ def test_an_entry_of_a_fused_model_names_who_made_it() -> None:
     assert {(k.where, k.code) for k in report.kept} == {(f"{__file__}:{line}", code)}
 
 
-def test_a_fused_part_of_a_model_is_told_by_its_place_in_the_whole() -> None:
+def test_fused_submodule_is_named_by_its_full_path() -> None:
     inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU())
     model = nn.Sequential(nn.SiLU(), ogt.fuse(inner), nn.SiLU())
     report = ogt.saved_tensors(model, torch.randn(2, 3, 8, 8, requires_grad=True))
     assert {"0", "1.0", "2"} <= {k.module for k in report.kept if k.counted}
 
 
-def test_what_a_library_call_returns_is_held_no_longer_than_it_is_read() -> None:
+def test_library_call_results_are_freed_after_last_use() -> None:
     """The value is the gradient of an input, which a convolution's backward returns together with the weights'."""
     layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(8)]
     model = ogt.fuse(nn.Sequential(*layers))
@@ -601,7 +599,7 @@ def test_what_a_library_call_returns_is_held_no_longer_than_it_is_read() -> None
     assert report.timeline[-1][-1] <= 4 * one + weights  # the last call's input, gradients, and the output
 
 
-def test_a_dry_run_leaves_a_fused_model_as_it_was() -> None:
+def test_dry_run_leaves_compiled_code_of_fused_model() -> None:
     model, x = ogt.fuse(Twice()), torch.randn(3, 8)
     expected = model(x)
     ogt.saved_tensors(model, x.expand(64, 3, 8), dry_run=True)
@@ -611,7 +609,7 @@ def test_a_dry_run_leaves_a_fused_model_as_it_was() -> None:
     assert not compiled
 
 
-def test_explain_tells_the_peak_and_what_eager_torch_keeps() -> None:
+def test_explain_reports_peak_and_eager_memory() -> None:
     model, x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU()), torch.randn(2, 3, 8, 8)
     eager = ogt.saved_tensors(model, x)
     report = ogt.explain(ogt.fuse(model), x)
@@ -623,7 +621,7 @@ def test_explain_tells_the_peak_and_what_eager_torch_keeps() -> None:
         assert ogt.explain(model, x).peak is None
 
 
-def test_large_gradients_of_a_convolution_are_two_calls_the_weights_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_convolution_backward_is_split_with_weights_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one call the gradient of the input is alive together with oneDNN's copies for that of the weights."""
     monkeypatch.setattr(program, "_GATHERED", 0)  # the setting of programs of large values
     model = ogt.fuse(nn.Sequential(nn.Conv2d(4, 8, 3), nn.SiLU(), nn.Conv2d(8, 4, 3)).double())
@@ -644,7 +642,7 @@ def test_large_gradients_of_a_convolution_are_two_calls_the_weights_first(monkey
 
 
 @pytest.mark.filterwarnings("ignore:Sequential runs unfused")
-def test_measuring_a_model_that_is_captured_in_part_captures_nothing_of_the_measuring() -> None:
+def test_measurement_code_is_not_captured_by_dynamo() -> None:
     """Hooks are called in frames that Dynamo inspects, where their callees would be captured as part of the model."""
     torch._dynamo.reset()
     torch._dynamo.utils.clear_compilation_metrics()
@@ -661,7 +659,7 @@ def weighed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(y)
 
 
-def test_what_a_fused_function_keeps_stands_at_its_own_line() -> None:
+def test_tensors_saved_by_fused_function_are_listed_at_its_line() -> None:
     inputs = [torch.randn(8, 4, requires_grad=True) for _ in range(2)]
     weighed(*inputs)
     report = ogt.saved_tensors(weighed, *inputs)

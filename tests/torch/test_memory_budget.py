@@ -35,7 +35,7 @@ def kept(memory: Memory) -> int:
 
 
 @pytest.mark.slow
-def test_no_more_is_kept_than_the_budget_says() -> None:
+def test_saved_bytes_stay_within_the_budget() -> None:
     inputs, masks = 4 * 4 * 33 * 64, 3 * 4 * 33 * 256
     whole = kept("fast") - inputs - masks
     for budget in (0.75, 0.5, 0.25):
@@ -43,7 +43,7 @@ def test_no_more_is_kept_than_the_budget_says() -> None:
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.25])
-def test_gradients_and_random_numbers_are_those_of_eager(budget: float) -> None:
+def test_gradients_and_random_numbers_agree_with_eager(budget: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block())
     x = torch.randn(4, 33, 64)

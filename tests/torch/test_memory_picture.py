@@ -38,7 +38,7 @@ def compared() -> ogt.MemoryReport:
 
 
 @pytest.mark.slow
-def test_nothing_reaches_over_the_edge(compared: ogt.MemoryReport) -> None:
+def test_picture_elements_stay_inside_the_edges(compared: ogt.MemoryReport) -> None:
     reports = [
         compared,
         ogt.saved_tensors(zoo.resnet50(), torch.randn(2, 3, 32, 32), dry_run=True),
@@ -57,7 +57,7 @@ def test_nothing_reaches_over_the_edge(compared: ogt.MemoryReport) -> None:
             assert float(rect.get("y", 0)) + float(rect.get("height", -1)) <= height
 
 
-def test_a_viewer_without_variables_is_told_the_light_colours(compared: ogt.MemoryReport) -> None:
+def test_css_has_fallback_colours_for_viewers_without_variables(compared: ogt.MemoryReport) -> None:
     style = parsed(compared).findtext(f"{SVG}style") or ""
     light = dict(re.findall(r"--([\w-]+): (#\w+)", style.partition("@media")[0]))
     told = re.findall(r"(?:([\w-]+): (#\w+); )?([\w-]+): var\(--([\w-]+)\)", style)
@@ -65,7 +65,7 @@ def test_a_viewer_without_variables_is_told_the_light_colours(compared: ogt.Memo
     assert all(before == of and colour == light[name] for before, colour, of, name in told)
 
 
-def test_bars_are_as_long_as_their_layers_keep(compared: ogt.MemoryReport) -> None:
+def test_bar_lengths_are_proportional_to_saved_bytes(compared: ogt.MemoryReport) -> None:
     svg = parsed(compared)
     largest = max(group.kept for group in compared.modules)
     bars = [r for r in svg.iter(f"{SVG}rect") if r.get("height") in ("8.0",)]
@@ -80,20 +80,20 @@ def test_bars_are_as_long_as_their_layers_keep(compared: ogt.MemoryReport) -> No
     assert after == pytest.approx(sorted((g.after or 0) * unit for g in shown if g.after), abs=0.11)
 
 
-def test_what_is_not_drawn_is_summed(compared: ogt.MemoryReport) -> None:
+def test_small_layers_are_summed_in_one_line(compared: ogt.MemoryReport) -> None:
     report = ogt.saved_tensors(zoo.resnet50(), torch.randn(2, 3, 32, 32), dry_run=True)
     rest = sorted((group.kept for group in report.modules), reverse=True)[MAX_BARS:]
     assert f"and {len(rest)} smaller: {size(sum(rest))}" in texts(parsed(report))
 
 
-def test_the_peak_is_named(compared: ogt.MemoryReport) -> None:
+def test_picture_names_op_and_module_of_the_peak(compared: ogt.MemoryReport) -> None:
     assert compared.after is not None
     lines = texts(parsed(compared))
     for peak in (compared.peak, compared.after.peak):
         assert any(line.startswith("peak ") and line.endswith(f": {peak.op} {peak.module}") for line in lines)
 
 
-def test_names_are_only_text(tmp_path: Path) -> None:
+def test_module_names_are_escaped_in_svg(tmp_path: Path) -> None:
     model = nn.Sequential()
     model.add_module(NASTY, nn.SiLU())
     model.add_module("b\x1b[31m", nn.SiLU())
@@ -105,7 +105,7 @@ def test_names_are_only_text(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["kept.svg"]
 
 
-def test_another_ending_is_refused(compared: ogt.MemoryReport, tmp_path: Path) -> None:
+def test_other_file_suffix_is_refused(compared: ogt.MemoryReport, tmp_path: Path) -> None:
     with pytest.raises(InvalidArguments, match=r"cannot draw to \.png"):
         compared.plot(tmp_path / "kept.png")
     assert not list(tmp_path.iterdir())

@@ -37,7 +37,7 @@ def scaled() -> Callable[..., torch.Tensor]:
     return ogt.fuse(lambda x, a: x * a + 1)
 
 
-def test_memory_of_a_result_that_is_gone_is_used_again_without_a_page_fault() -> None:
+def test_freed_result_memory_is_reused_without_page_faults() -> None:
     f, x, a = scaled(), torch.ones(N), torch.tensor(2.0)
     y = f(x, a)
     place = y.data_ptr()
@@ -62,7 +62,7 @@ def test_memory_of_a_result_that_is_gone_is_used_again_without_a_page_fault() ->
     ],
     ids=["slice", "detached", "numpy", "storage", "view"],
 )
-def test_memory_that_anything_looks_at_is_not_used_again(held: Callable[[torch.Tensor], Any]) -> None:
+def test_memory_with_a_live_view_is_not_reused(held: Callable[[torch.Tensor], Any]) -> None:
     f, x = scaled(), torch.ones(N)
     y = f(x, torch.tensor(2.0))
     look = held(y)
@@ -74,7 +74,7 @@ def test_memory_that_anything_looks_at_is_not_used_again(held: Callable[[torch.T
     assert values.min() == values.max() == 3.0
 
 
-def test_what_autograd_keeps_is_not_used_again() -> None:
+def test_memory_saved_by_autograd_is_not_reused() -> None:
     f = ogt.fuse(lambda x: torch.where(x > 0, x, 0.1 * x) * 2)
     x = torch.linspace(-1, 1, N, requires_grad=True)
     y = f(x)
@@ -87,7 +87,7 @@ def test_what_autograd_keeps_is_not_used_again() -> None:
     torch.testing.assert_close(gradient, torch.where(x > 0, 8 * x, 0.08 * x).detach())
 
 
-def test_results_are_tensors_like_all_others() -> None:
+def test_pooled_results_behave_as_ordinary_tensors() -> None:
     f = scaled()
     x = torch.ones(4, N // 4).t().requires_grad_()
     y = f(x, torch.tensor(2.0))
@@ -104,7 +104,7 @@ def test_results_are_tensors_like_all_others() -> None:
     assert shared.is_shared() and (shared == 6).all()
 
 
-def test_no_more_than_the_limit_waits_and_the_oldest_goes_first() -> None:
+def test_pool_is_limited_and_evicts_the_oldest_first() -> None:
     many = [memory_pool.array(memory_pool.SMALLEST + k * (2 << 20)) for k in range(9)]
     many.reverse()  # so that the smallest is freed first
     while many:
@@ -117,7 +117,7 @@ def test_no_more_than_the_limit_waits_and_the_oldest_goes_first() -> None:
     assert [len(m) for m in memory_pool._waiting] == sizes, "larger than all that may wait: given back at once"
 
 
-def test_sizes_that_do_not_fill_huge_pages_share_memory_with_those_that_do() -> None:
+def test_sizes_are_rounded_to_whole_huge_pages_for_reuse() -> None:
     made = memory_pool.array(memory_pool.SMALLEST + 5)
     place = made.ctypes.data
     assert made.size == memory_pool.SMALLEST + 5 and place % mmap.PAGESIZE == 0
@@ -125,7 +125,7 @@ def test_sizes_that_do_not_fill_huge_pages_share_memory_with_those_that_do() -> 
     assert memory_pool.array(memory_pool.SMALLEST + (2 << 20)).ctypes.data == place
 
 
-def test_where_the_system_maps_nothing_torch_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_allocates_if_mmap_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     f, x = scaled(), torch.ones(N)
     f(x, torch.tensor(2.0))
 
@@ -151,7 +151,7 @@ def test_threads_never_share_memory() -> None:
         assert all(pool.map(work, range(3)))
 
 
-def test_several_partitions_use_it_too() -> None:
+def test_results_of_several_partitions_use_the_pool() -> None:
     f = ogt.fuse(lambda x, y: (torch.exp(x) - 1, torch.exp(y) - 1))
     apart, _ = f(torch.zeros(N), torch.zeros(3))
     place = apart.data_ptr()

@@ -25,7 +25,7 @@ def kept(function: Callable[..., Any], *args: Any) -> int:
     return int(ogt.saved_tensors(torch.compile(function, backend="opgraph"), *args).totals.kept)
 
 
-def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> None:
+def test_loss_over_few_classes_saves_log_probabilities_only() -> None:
     """Torch's partitioner doubles the weight of values that need no write: it would keep logits and 2 numbers a row."""
 
     def loss(x: Any, w: Any, targets: Any) -> Any:
@@ -37,7 +37,7 @@ def test_a_loss_over_few_classes_keeps_their_logarithms_and_no_statistics() -> N
 
 
 @pytest.mark.parametrize(("classes", "numbers"), [(8, 0), (1000, 2)])
-def test_logits_that_are_returned_are_kept_where_that_costs_next_to_nothing(classes: int, numbers: int) -> None:
+def test_returned_logits_are_saved_if_that_costs_little(classes: int, numbers: int) -> None:
     """The caller holds the logits; keeping the logarithms would need the same number of bytes again."""
 
     def loss(x: Any, w: Any, targets: Any) -> Any:

@@ -34,7 +34,7 @@ def codes(request):
     return Codes() if request.param == "eager" else ogt.fuse(Codes())
 
 
-def test_an_error_inside_of_no_grad_leaves_gradients_on(codes):
+def test_error_inside_no_grad_restores_grad_mode(codes):
     x = torch.ones(4, 3)
     codes(x, torch.tensor([0, 1]))
     with pytest.raises((IndexError, RuntimeError)):
@@ -43,7 +43,7 @@ def test_an_error_inside_of_no_grad_leaves_gradients_on(codes):
     assert codes(x, torch.tensor([1, 2]))[1].requires_grad
 
 
-def test_what_follows_no_grad_has_undefined_gradients_and_second_derivatives(codes):
+def test_parameters_unused_by_the_loss_have_undefined_gradients_after_no_grad(codes):
     x = torch.full((4, 3), 0.5, requires_grad=True)
     z, decoded, _ = codes(x, torch.tensor([0, 1]))
     (of_z,) = torch.autograd.grad(decoded.sum(), z, retain_graph=True)
@@ -75,7 +75,7 @@ def test_second_derivatives_after_no_grad():
     torch.testing.assert_close(*found)
 
 
-def test_gradients_that_only_the_model_enables():
+def test_enable_grad_inside_model_records_gradients():
     class Enables(Codes):
         def forward(self, x):
             with torch.enable_grad():
@@ -94,7 +94,7 @@ def test_gradients_that_only_the_model_enables():
 
 
 @pytest.mark.parametrize("leaves", ["autocast", "no_grad"])
-def test_a_graph_that_runs_as_it_was_written_restores_modes_after_an_error(leaves):
+def test_unfused_graph_restores_modes_after_an_error(leaves):
     """A write into an expanded tensor makes the graph run as it is."""
 
     class Written(nn.Module):
@@ -115,7 +115,7 @@ def test_a_graph_that_runs_as_it_was_written_restores_modes_after_an_error(leave
     assert nesting == (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting())
 
 
-def test_backward_in_the_callers_autocast_computes_what_forward_was_compiled_for():
+def test_backward_ignores_the_callers_autocast():
     """Library calls would give kernels 16 bits where these read 32."""
     torch.manual_seed(0)
     eager = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU())
@@ -141,7 +141,7 @@ class Ranges(nn.Module):
         return (x * torch.arange(0.0, x.shape[1]) * self.w[:1]).sin() * torch.arange(1.0, x.shape[1] + 1)
 
 
-def test_backward_has_the_default_dtype_of_forward():
+def test_backward_uses_default_dtype_of_forward():
     model = ogt.fuse(Ranges())
     for size in (4, 5, 7, 9):  # from the second one on, constants are computed for each set of sizes
         x, y = (torch.linspace(-1, 1, size * (size + 1)).view(size, size + 1).requires_grad_() for _ in range(2))

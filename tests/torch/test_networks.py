@@ -176,7 +176,7 @@ def trained(way, kind):
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_training_gives_what_it_gives_without_fusing(way):
+def test_training_agrees_with_unfused_model(way):
     eager = in_each_order(lambda: trained(way, "eager"))
     # The gradient of a bias before a BatchNorm is 0.
     assert_as_exact(trained(way, "fused"), eager, trained(way, "exact"), least=torch.finfo(torch.float32).eps)
@@ -185,7 +185,7 @@ def test_training_gives_what_it_gives_without_fusing(way):
 # A module that is one activation runs as a fused function
 
 
-def test_a_module_that_is_one_activation_runs_as_a_function():
+def test_single_activation_module_has_first_and_second_gradients():
     plain, fused = Swish(), ogt.fuse(Swish())
     x = torch.linspace(-3, 3, 12).requires_grad_()
     for model in (plain, fused):
@@ -216,7 +216,7 @@ class CountedSelu(Selu):
 
 
 @pytest.mark.parametrize("activation", [Selu, CountedSelu, nn.Softsign, nn.Softplus])
-def test_its_first_call_has_the_bits_of_later_ones(activation):
+def test_first_call_of_activation_equals_later_calls(activation):
     x = torch.cat([torch.linspace(-9, 9, 4001), torch.tensor([float("inf"), -float("inf")])]).requires_grad_()
     fused = ogt.fuse(activation())
     found = []
@@ -242,7 +242,7 @@ class Interrupted(nn.Module):
         return x * torch.sigmoid(x)
 
 
-def test_what_runs_before_an_activation_runs_once():
+def test_code_before_an_activation_runs_once_per_call():
     fused, x = ogt.fuse(Interrupted()), torch.linspace(-3, 3, 12)
     for number in range(1, 4):
         torch.testing.assert_close(fused(x), x * torch.sigmoid(x))
@@ -261,7 +261,7 @@ class Normed(nn.Module):
         return self.norm(x) if self.training else x
 
 
-def test_what_an_activation_becomes_later_has_its_effects_once():
+def test_buffers_of_changed_activation_are_updated_once():
     torch.manual_seed(0)
     x, found = torch.randn(64, 4) + 3, []
     for wrap in (lambda m: m, ogt.fuse):
@@ -282,7 +282,7 @@ def test_what_an_activation_becomes_later_has_its_effects_once():
     torch.testing.assert_close(*found)
 
 
-def test_an_activation_and_a_copy_of_it_stay_functions_after_calls_of_another_dtype():
+def test_activation_and_its_copy_stay_functions_after_dtype_change():
     model, x = ogt.fuse(nn.Sequential(nn.SiLU())), torch.linspace(-3, 3, 12).view(3, 4)
     for given in (x, x[:2], x.double(), x):
         torch.testing.assert_close(model(given), F.silu(given))
@@ -291,7 +291,7 @@ def test_an_activation_and_a_copy_of_it_stay_functions_after_calls_of_another_dt
     assert model.forward._single is not None and copied.forward._single is not None
 
 
-def test_a_module_that_was_one_activation_follows_what_becomes_of_it():
+def test_single_activation_module_follows_later_changes():
     fused, x = ogt.fuse(Swish()), torch.linspace(-3, 3, 12)
     swish = Swish.forward
     for _ in range(3):
@@ -321,7 +321,7 @@ class Random(nn.Module):
 
 
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5, 0.0])
-def test_random_numbers_and_their_gradients_are_those_of_eager(memory):
+def test_random_numbers_and_their_gradients_agree_with_eager(memory):
     found = []
     for model in (Random(), ogt.fuse(Random(), memory=memory)):
         x = torch.linspace(-2, 2, 48).view(6, 8).requires_grad_()
@@ -342,7 +342,7 @@ class Checkpointed(Net):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:.*requires_grad=True.*")
-def test_dropout_inside_checkpointed_parts_is_recomputed_as_it_was(reentrant):
+def test_checkpoint_recomputes_the_same_dropout_mask(reentrant):
     found = []
     for kind in ("fused", "eager"):
         model = Checkpointed(drop=0.4)
@@ -361,7 +361,7 @@ class DropsInACheckpoint(nn.Module):
 
 
 @pytest.mark.parametrize("draw", [torch.rand_like, lambda x: torch.rand(6, 8), lambda x: torch.bernoulli(x.sigmoid())])
-def test_numbers_that_a_checkpoint_draws_are_drawn_again(draw):
+def test_checkpoint_recomputes_the_same_random_numbers(draw):
     linear, found = nn.Linear(8, 8), []
     for fuse in (False, True):
         model = nn.Sequential(linear, CheckpointedDraw(draw))
@@ -386,7 +386,7 @@ class DropsAndCounts(DropsInACheckpoint):
 
 
 @pytest.mark.filterwarnings("ignore:.*runs unfused")
-def test_dropout_in_a_checkpoint_of_what_runs_unfused_is_recomputed_as_it_was():
+def test_unfused_checkpoint_recomputes_the_same_dropout_mask():
     found = []
     for model in (DropsAndCounts(), ogt.fuse(DropsAndCounts())):
         torch.manual_seed(3)
@@ -405,7 +405,7 @@ class CheckpointedDraw(nn.Module):
         return checkpoint(lambda x: x.sin() * self.draw(x), x, use_reentrant=False) * 2
 
 
-def test_dropout_of_channels_last_images_is_recomputed_in_a_checkpoint():
+def test_checkpoint_recomputes_dropout_of_channels_last_images():
     """AOTAutograd does not record the layout of the numbers that are drawn again, and a view of them follows."""
     found = []
     for model in (DropsInACheckpoint(), ogt.fuse(DropsInACheckpoint())):
@@ -447,7 +447,7 @@ class WrittenWithGradient(nn.Module):
         return (x @ self.weight) @ before
 
 
-def test_a_buffer_may_get_a_gradient():
+def test_buffer_written_with_a_gradient_agrees_with_eager():
     found = []
     for model in (WrittenWithGradient(), ogt.fuse(WrittenWithGradient())):
         model(torch.linspace(0, 1, 24).view(4, 6)).square().sum().backward()
@@ -469,7 +469,7 @@ class WrittenByData(nn.Module):
 
 
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5])
-def test_no_look_up_in_what_was_written_afterwards_runs_again(memory):
+def test_lookup_in_a_table_written_later_is_not_recomputed(memory):
     found = []
     for model in (WrittenByData(), ogt.fuse(WrittenByData(), memory=memory)):
         loss = model(IDS % 7)
@@ -520,7 +520,7 @@ class DrawsForShapes(nn.Module):
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("kind", [Written, Counts, Draws, DrawsForShapes])
-def test_what_a_forward_writes_and_draws_counts_at_once(kind, grad):
+def test_writes_and_draws_of_forward_are_seen_by_the_next_call(kind, grad):
     plain, fused = kind(), ogt.fuse(kind())
     x = torch.linspace(0, 1, 24).view(4, 6).requires_grad_(grad)
     found = []
@@ -568,14 +568,14 @@ def turning():
 
 
 @pytest.mark.parametrize("name", SETTERS)
-def test_no_branch_is_stale_however_its_parameter_changes(turning, name):
+def test_branch_follows_every_kind_of_parameter_change(turning, name):
     x = torch.randn(5)
     for value in (1.0, 0.2, -1.0, 0.3, 0.9):
         SETTERS[name](turning, value)
         assert torch.equal(turning(x), x * value if value > 0.5 else x + abs(value))
 
 
-def test_a_check_of_branches_in_host_memory_runs_few_python_functions(turning, monkeypatch):
+def test_branch_check_on_cpu_calls_few_python_functions(turning, monkeypatch):
     counted = []
     check = parameter_branches.BranchCheck.__call__
 
@@ -595,7 +595,7 @@ def test_a_check_of_branches_in_host_memory_runs_few_python_functions(turning, m
     assert counted and max(counted) <= 5
 
 
-def test_the_first_thing_that_a_process_compiles_may_branch_on_parameters():
+def test_first_compiled_model_may_branch_on_parameters():
     code = """
 import torch
 from opgraph.torch.naf1 import NAF1
@@ -607,7 +607,7 @@ torch.testing.assert_close(torch.compile(model, backend="opgraph", fullgraph=Tru
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_models_of_one_class_and_copies_go_their_own_ways():
+def test_models_of_one_class_and_copies_branch_separately():
     x = torch.ones(4)
     first, second = ogt.fuse(Turns()), ogt.fuse(Turns())
     _filled(second, -1.0)
@@ -617,7 +617,7 @@ def test_models_of_one_class_and_copies_go_their_own_ways():
         assert [m(x)[0].item() for m in (first, second, third)] == pytest.approx([1.0, 2.0, 1.2])
 
 
-def test_parameters_made_in_inference_mode_may_decide():
+def test_branch_on_parameter_made_in_inference_mode():
     with torch.inference_mode():
         model = ogt.fuse(Turns())
         x = torch.ones(3)
@@ -670,14 +670,14 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_graphs_give_values_dtypes_and_strides_of_eager(name):
+def test_graph_values_dtypes_and_strides_agree_with_eager(name):
     function, make = CALLS[name]
     x = make()
     expected, found = function(x), ogt.fuse(Call(function))(x)
     torch.testing.assert_close(found, expected, check_stride=True)
 
 
-def test_a_place_in_the_storage_is_counted_from_its_beginning():
+def test_as_strided_offset_counts_from_storage_start():
     data = torch.arange(40.0)
     model = ogt.fuse(Call(lambda x: x.as_strided((3,), (1,), 0) * 2 + x[:3]))
     for begin in (2, 5, 0):
@@ -695,7 +695,7 @@ def test_views_of_large_constants_keep_their_strides(monkeypatch):
     assert torch.equal(ogt.fuse(Call(function))(x), function(x))
 
 
-def test_sizes_and_numbers_may_change_from_call_to_call():
+def test_sizes_and_float_arguments_may_change_between_calls():
     def function(x, factor):
         return torch.softmax(x * factor, -1) + x.mean() * x.shape[0], torch.cat([x, x + 1], 1).sum(0) * 2
 
@@ -729,7 +729,7 @@ def _saved(model):
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _saved])
-def test_copies_compute_what_the_model_computes_and_train_apart(net, way):
+def test_copies_agree_with_the_model_and_train_separately(net, way):
     other = way(net)
     assert other.head.weight is other.embedding.weight
     before = [p.clone() for p in net.parameters()]
@@ -740,7 +740,7 @@ def test_copies_compute_what_the_model_computes_and_train_apart(net, way):
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
 
 
-def test_running_statistics_move_once():
+def test_running_statistics_are_updated_once_per_call():
     plain, fused = Net(), ogt.fuse(Net())
     for _ in range(3):
         for model in (plain, fused):
@@ -749,7 +749,7 @@ def test_running_statistics_move_once():
     torch.testing.assert_close(fused.state_dict(), plain.state_dict())
 
 
-def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
+def test_graph_that_cannot_be_compiled_warns_and_runs_once(monkeypatch):
     class Broken(nn.Module):
         def __init__(self):
             super().__init__()
@@ -775,7 +775,7 @@ def test_a_graph_that_cannot_be_compiled_runs_once_and_says_so(monkeypatch):
     assert fused.batch.num_batches_tracked == 1
 
 
-def test_a_model_whose_guards_cannot_be_written_runs_as_it_was(monkeypatch):
+def test_model_whose_guards_fail_runs_unfused(monkeypatch):
     """Dynamo (torch 2.13) may not find the source of a size and raises AssertionError, with any backend."""
 
     def failing(self, guard):
@@ -805,7 +805,7 @@ class Breaks(nn.Module):
         return x
 
 
-def test_explain_lists_graph_breaks_and_leaves_what_is_compiled():
+def test_explain_lists_graph_breaks_and_keeps_compiled_code():
     other, x = ogt.fuse(Call(lambda x: torch.sin(x).sum(0) * 2)), torch.ones(2, 3)
     other(x)
     model = Breaks()
@@ -834,7 +834,7 @@ def _hooked(model, seen):
 
 
 @pytest.mark.parametrize("when", ["before fusing", "after fusing", "after a run"])
-def test_hooks_do_what_they_do(when):
+def test_hooks_run_as_in_eager(when):
     found = []
     for kind in ("eager", "fused"):
         model, seen = Net(), []
@@ -939,7 +939,7 @@ assert len(eager) == 3 and all(abs(a - b) < 1e-3 for a, b in zip(eager, fused)),
 @pytest.mark.slow
 @pytest.mark.skipif(not find_spec("transformers"), reason="transformers is not installed")
 @pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed, which transformers.Trainer needs")
-def test_the_trainer_of_transformers_trains_a_fused_model(tmp_path):
+def test_transformers_trainer_trains_a_fused_model(tmp_path):
     # Outside the checkout's root: transformers would import its folder kernels/ as a package.
     done = subprocess.run(
         [sys.executable, "-P", "-c", TRAINER], cwd=tmp_path, capture_output=True, text=True, timeout=600,
@@ -947,7 +947,7 @@ def test_the_trainer_of_transformers_trains_a_fused_model(tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_models_with_graph_breaks_have_room_of_their_own() -> None:
+def test_models_with_graph_breaks_have_separate_recompile_limits() -> None:
     """Dynamo compiles a frame at most eight times. Each fused model has its own first frame."""
     for number in range(10):
         model = type(f"Model{number}", (nn.Module,), {"forward": _forward_with_a_break(number)})()
@@ -973,7 +973,7 @@ class Broken(nn.Module):
 
 
 @pytest.mark.filterwarnings("error:.*runs unfused.*")
-def test_instances_with_a_graph_break_share_what_is_compiled() -> None:
+def test_instances_with_a_graph_break_share_compiled_code() -> None:
     """Dynamo compiles a frame at most eight times. Instances of a class share the frames after their first one."""
     x = torch.linspace(-1, 1, 20, dtype=torch.float64).view(5, 4)
     captured = []
@@ -991,7 +991,7 @@ def test_instances_with_a_graph_break_share_what_is_compiled() -> None:
 
 
 @pytest.mark.slow
-def test_explain_compiles_anew_what_instances_share() -> None:
+def test_explain_recompiles_graphs_shared_between_instances() -> None:
     """The measurement sees all graphs of a model, also those that were compiled for another instance."""
     x = torch.ones(5, 4)
     for number in (1, 2):
@@ -1001,7 +1001,7 @@ def test_explain_compiles_anew_what_instances_share() -> None:
         assert ogt.saved_tensors(model, x).totals.kept > 0
 
 
-def test_statistics_are_written_by_one_call() -> None:
+def test_batch_norm_statistics_are_written_by_one_foreach_call() -> None:
     """A step of several BatchNorms has one call for their statistics and one for their counts, visible in views."""
     flat = torch.zeros(12)
     made = [nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)) for _ in range(2)]
@@ -1038,7 +1038,7 @@ def _forward_with_a_break(number):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_accelerate_binds_the_forward_of_a_fused_model_again_and_takes_it_off(dtype):
+def test_accelerate_wraps_and_unwraps_a_fused_models_forward(dtype):
     """`Accelerator.prepare_model` and `unwrap_model(keep_fp32_wrapper=False)` do this."""
     operations = pytest.importorskip("accelerate.utils.operations")
     from accelerate.utils.other import extract_model_from_parallel

@@ -76,19 +76,19 @@ CHANNELS = torch.linspace(0.5, 2, 6)
     ],
     ids=["swish", "swish-1.7", "trainable", "per-channel", "swiglu", "second", "clamped", "activation"],
 )
-def test_values_and_gradients_are_as_exact_as_torchs(module, formula):
+def test_values_and_gradients_are_as_accurate_as_torchs(module, formula):
     torch.manual_seed(0)
     assert_as_exact(module, formula, torch.randn(4, 6, 5, 3))
 
 
-def test_swiglu_of_two_tensors():
+def test_swiglu_with_separate_gate_and_up_tensors():
     gate, up = torch.randn(2, 3, 4)
     torch.testing.assert_close(ogt.SwiGLU()(gate, up), F.silu(gate) * up)
     assert_as_exact(ogt.SwiGLU(), lambda g, u: F.silu(g) * u, gate, up)
 
 
 @pytest.mark.parametrize("module", [ogt.Swish(trainable=True), ogt.Swish(trainable=True, num_parameters=4)])
-def test_a_trainable_swish_keeps_its_input_alone(module):
+def test_trainable_swish_saves_only_its_input(module):
     x = torch.randn(8, 4, 16, 16, requires_grad=True)
     seen = {}
 
@@ -139,7 +139,7 @@ def test_state_dict_repr_copy_and_pickle():
     assert list(activation.state_dict()) == ["negative_slope"] and "leaky_relu, negative_slope=1" in repr(activation)
 
 
-def test_what_cannot_be_is_said():
+def test_invalid_module_arguments_are_refused():
     with pytest.raises(InvalidArguments, match="trainable=True for one alpha per channel"):
         ogt.Swish(num_parameters=3)
     with pytest.raises(InvalidArguments, match="dimension 1"):
@@ -165,14 +165,14 @@ def test_what_cannot_be_is_said():
     ogt.Activation(ogt.fuse(lambda x, a, k=1.0: x * a * k), a=1.0)
 
 
-def test_inside_a_fused_model_they_fuse_with_their_neighbours():
+def test_modules_fuse_with_neighbours_in_a_fused_model():
     model = nn.Sequential(nn.Linear(4, 8), ogt.SwiGLU(), ogt.Swish(trainable=True))
     report = ogt.explain(model, torch.randn(2, 4))
     (kernel,) = [fused for fused in report.fused if fused.phase == "forward"]
     assert sorted(kernel.units) == ["swiglu", "swish", "swish"]
 
 
-def test_they_compile_and_export():
+def test_modules_compile_and_export():
     model = nn.Sequential(nn.Linear(4, 4), ogt.Swish(1.3, trainable=True), ogt.Swish(inplace=True))
     x = torch.randn(2, 4)
     expected = model(x)
@@ -206,7 +206,7 @@ def test_in_place_training_keeps_the_result_and_allocates_nothing(function):
 
 
 @pytest.mark.parametrize("module", [ogt.Swish(inplace=True), ogt.Swish(1.3, trainable=True, inplace=True)])
-def test_in_place_swish_is_right_in_training_too(module):
+def test_in_place_swish_has_right_gradients_in_training(module):
     x, weight = torch.randn(2, 100, requires_grad=True), torch.randn(2, 100)
     h = x * 1
     before = h.detach().clone()
@@ -235,7 +235,7 @@ def test_in_place_inference_allocates_nothing(module):
     torch.testing.assert_close(x, expected)
 
 
-def test_autograd_says_when_another_consumer_needs_the_value():
+def test_in_place_write_of_value_saved_elsewhere_raises():
     x = torch.randn(3, requires_grad=True)
     h = x.exp()
     y = ogt.Activation(torch.relu, inplace=True)(h)
@@ -243,7 +243,7 @@ def test_autograd_says_when_another_consumer_needs_the_value():
         y.sum().backward()
 
 
-def test_a_leaf_is_not_overwritten_and_nothing_happens_to_it():
+def test_in_place_module_refuses_a_leaf_and_leaves_it_unchanged():
     x = torch.randn(3, requires_grad=True)
     before = x.detach().clone()
     with pytest.raises(InvalidArguments, match="leaf"):
@@ -253,7 +253,7 @@ def test_a_leaf_is_not_overwritten_and_nothing_happens_to_it():
 
 @pytest.mark.parametrize("view", [lambda t: t[:, 1:3], lambda t: t.t(), lambda t: t[::2], lambda t: t[1:3]])
 @pytest.mark.parametrize("grad", [False, True])
-def test_views_are_written_through(view, grad):
+def test_in_place_module_writes_through_views(view, grad):
     base = torch.randn(4, 6, requires_grad=grad)
     h, twin = base * 1, base.detach() * 1
     ogt.Activation(torch.relu, inplace=True)(view(h))
@@ -265,7 +265,7 @@ def test_views_are_written_through(view, grad):
         assert base.grad.eq(0).sum() == base.detach().eq(0).sum()
 
 
-def test_a_view_that_torch_does_not_let_anybody_write_to_is_not_written_to():
+def test_in_place_module_refuses_views_that_torch_protects():
     h = torch.randn(2, 6, requires_grad=True) * 1
     before = h.detach().clone()
     with pytest.raises(RuntimeError, match="multiple views"):
@@ -273,7 +273,7 @@ def test_a_view_that_torch_does_not_let_anybody_write_to_is_not_written_to():
     assert torch.equal(h, before)
 
 
-def test_in_place_modules_inside_a_fused_model():
+def test_in_place_modules_in_a_fused_model_have_right_gradients():
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(4, 8), ogt.Swish(inplace=True), nn.Linear(8, 8), ogt.Activation(torch.relu, inplace=True)
@@ -286,7 +286,7 @@ def test_in_place_modules_inside_a_fused_model():
     torch.testing.assert_close(*grads)
 
 
-def test_an_activation_rounds_as_its_fused_function_does():
+def test_activation_uses_rounding_of_its_fused_function():
     def fn(x, a):
         return (x * a + 1) * x - x * a
 
@@ -297,13 +297,13 @@ def test_an_activation_rounds_as_its_fused_function_does():
 
 
 @pytest.mark.parametrize("fn", [lambda x: torch.relu(x) + x[:, :1], lambda x: x * 2 + x.t()])
-def test_a_value_is_not_overwritten_while_a_view_of_it_is_read(fn):
+def test_in_place_activation_reads_views_before_the_write(fn):
     x = torch.linspace(-1, 1, 9).view(3, 3)
     torch.testing.assert_close(ogt.Activation(fn, inplace=True)(x.clone()), fn(x))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
-def test_a_trainable_swish_of_one_number_is_one_number(inplace):
+def test_trainable_swish_of_a_scalar_tensor_is_a_scalar(inplace):
     x = torch.tensor(0.5)
     with torch.no_grad():
         torch.testing.assert_close(ogt.Swish(trainable=True, inplace=inplace)(x.clone()), torch.nn.functional.silu(x))

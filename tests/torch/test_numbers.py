@@ -41,7 +41,7 @@ def assert_same(got, expected) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_a_guard_against_overflow_fires_where_the_value_does(dtype) -> None:
+def test_overflow_guard_fires_as_in_16_bits(dtype) -> None:
     x = torch.tensor([300.0, 1e30, 2.0, -300.0, 200.0, 0.0], dtype=torch.float32).to(dtype)
 
     def guarded(x):
@@ -53,7 +53,7 @@ def test_a_guard_against_overflow_fires_where_the_value_does(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_a_value_below_the_smallest_number_is_zero_to_who_asks(dtype) -> None:
+def test_underflowing_value_compares_equal_to_zero(dtype) -> None:
     x = torch.tensor([torch.finfo(dtype).smallest_normal, 1.0], dtype=dtype)
     function = fuse(lambda x: torch.where((x * x * 1e-3) == 0, 1.0, 2.0))
     assert_same(function(x), torch.tensor([1.0, 2.0]))
@@ -71,7 +71,7 @@ SATURATING = {
 
 @pytest.mark.parametrize("dtype", [*NARROW, torch.float32], ids=str)
 @pytest.mark.parametrize("name", SATURATING)
-def test_gradients_where_a_function_saturates(name: str, dtype) -> None:
+def test_gradients_of_saturating_functions_are_accurate(name: str, dtype) -> None:
     """The error against float64 is at most twice eager torch's, or within the 3 ulp of a single op."""
     function, x = SATURATING[name], torch.linspace(-18, 18, 301).to(dtype)
     (truth,), (eager,), (got,) = gradients(function, x.double()), gradients(function, x), gradients(fuse(function), x)
@@ -80,7 +80,7 @@ def test_gradients_where_a_function_saturates(name: str, dtype) -> None:
     assert ((got.double() - truth).abs() <= torch.maximum(twice, 3 * ulp)).all()
 
 
-def test_softshrink_of_its_limits_has_no_gradient() -> None:
+def test_softshrink_has_zero_gradient_at_its_limits() -> None:
     """The limit 0.1 in float64 is no float32 number, so that the function is decomposed into smaller ops."""
     x = torch.tensor([-0.1, 0.1, -0.1000001, 0.1000001, 0.0], dtype=torch.float64)
 
@@ -104,7 +104,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *NARROW], ids=str)
-def test_results_where_zeros_infinities_and_nan_meet(dtype) -> None:
+def test_binary_functions_of_zeros_infinities_and_nan(dtype) -> None:
     """Signs of zeros are equal too, except for fmax and fmin, whose torch kernels differ in them."""
 
     def every(a, b):
@@ -118,7 +118,7 @@ def test_results_where_zeros_infinities_and_nan_meet(dtype) -> None:
 
 @pytest.mark.parametrize("numbers", [*itertools.permutations((math.nan, math.inf, -math.inf)), (0.1, 0.1, -math.inf)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *NARROW], ids=str)
-def test_nan_to_num_puts_infinities_and_nan_in_place(dtype, numbers: tuple[float, ...]) -> None:
+def test_nan_to_num_with_infinite_and_nan_replacements(dtype, numbers: tuple[float, ...]) -> None:
     x = torch.tensor([math.nan, math.inf, -math.inf, 0.3], dtype=dtype)
 
     def replaced(x):
@@ -130,7 +130,7 @@ def test_nan_to_num_puts_infinities_and_nan_in_place(dtype, numbers: tuple[float
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("name", ["//", "floor"])
-def test_floors_of_quotients_of_the_largest_integers(name: str, dtype: torch.dtype) -> None:
+def test_floor_division_of_extreme_integers(name: str, dtype: torch.dtype) -> None:
     """`(a - a % b) / b` would overflow the dtype there."""
     info = torch.iinfo(dtype)
     ends = [info.min, info.min + 1, info.min + 2, info.max - 1, info.max, 0, 1, 3, 7, -1 % 2**info.bits]
@@ -146,14 +146,14 @@ def test_floors_of_quotients_of_the_largest_integers(name: str, dtype: torch.dty
 
 
 @pytest.mark.skipif(torch.__version__ >= "2.14", reason="since torch 2.14 ties are shared (test_trace_calls.py)")
-def test_gradients_of_a_clamp_between_tensors_at_all_ties_and_orders() -> None:
+def test_clamp_gradients_at_ties_and_crossed_bounds() -> None:
     x, low, high = (torch.tensor(column) for column in zip(*itertools.product(ENDS, ENDS, ENDS)))
     for got, expected in zip(gradients(fuse(torch.clamp), x, low, high), gradients(torch.clamp, x, low, high)):
         assert_same(got, expected)
 
 
 @pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
-def test_gradients_of_the_larger_number_are_torchs_at_a_tie(function) -> None:
+def test_fmax_and_fmin_gradients_at_ties_agree_with_torch(function) -> None:
     """Since 2.14 torch gives the whole gradient both to a number and to NaN; here only the number gets it."""
     a, b = pairs(torch.float32)
     clear = ~(a.isnan() | b.isnan()) if torch.__version__ >= "2.14" else torch.ones_like(a, dtype=torch.bool)
@@ -165,7 +165,7 @@ def test_gradients_of_the_larger_number_are_torchs_at_a_tie(function) -> None:
 
 
 @pytest.mark.parametrize("source", [torch.float64, torch.float32, *NARROW], ids=str)
-def test_what_does_not_fit_an_integer_is_converted_as_on_the_cpu(source) -> None:
+def test_out_of_range_floats_convert_to_integers_as_in_eager(source) -> None:
     """Computed values are too, for few elements and for vectors of them."""
     points = [-1, -0.9, -1.9, NAN, INF, -INF, 300, 127.5, 128, 255.5, 256, 65536.7, 1e10, -1e10, -300.5, 2.0**32 + 1]
     points += [2.0**31, -(2.0**31), 2.0**31 + 256, 3e9, -3e9, 2.0**63, 1e19, -1e19]
@@ -192,7 +192,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_eager_torch_refuses_is_refused(name: str) -> None:
+def test_arguments_refused_by_eager_raise_the_same_error_type(name: str) -> None:
     function, *args = REFUSED[name]
     with pytest.raises((RuntimeError, NotImplementedError)) as eager:
         function(*args)
@@ -200,13 +200,13 @@ def test_what_eager_torch_refuses_is_refused(name: str) -> None:
         fuse(lambda a, b: function(a, b))(*args)
 
 
-def test_zero_is_no_negative_integer() -> None:
+def test_signbit_of_integers_agrees_with_eager() -> None:
     for dtype in (torch.int64, torch.int32, torch.int8, torch.uint8):
         x = torch.tensor([0, 1, -1, 2, -3, 100]).to(dtype)
         assert_same(fuse(torch.signbit)(x), torch.signbit(x))
 
 
-def test_shifts_of_a_number_and_in_place() -> None:
+def test_shifts_of_numbers_and_in_place_shifts() -> None:
     x = torch.tensor([1, 2, 3])
 
     def shifted(x):
@@ -234,7 +234,7 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_special_functions_and_their_gradients_are_torchs(name: str) -> None:
+def test_special_functions_and_gradients_agree_with_torch(name: str) -> None:
     function = SPECIAL[name]
     x = torch.cat((torch.linspace(-9, 5, 141), torch.tensor([0.0, 0.999, 1e-3, 1.0, -1.0])))
     compared(fuse(function)(x), function(x), function(x.double()))
@@ -242,7 +242,7 @@ def test_special_functions_and_their_gradients_are_torchs(name: str) -> None:
     compared(got, eager, truth)
 
 
-def test_the_tail_of_the_normal_distribution_is_that_of_erfc() -> None:
+def test_ndtr_tail_agrees_with_erfc() -> None:
     """torch's own ndtr computes 1 + erf there, which is 0 below -8."""
     x = torch.linspace(-9, 5, 141)
     truth = torch.special.erfc(x.double() * -math.sqrt(0.5)) / 2
@@ -269,7 +269,7 @@ SPREAD = {
 
 
 @pytest.mark.parametrize("name", SPREAD)
-def test_computed_values_are_spread_and_arguments_turned(name: str) -> None:
+def test_computed_values_expand_and_arguments_transpose(name: str) -> None:
     function, first = SPREAD[name], torch.randn(4, 5, generator=torch.Generator().manual_seed(3))
     fused = fuse(function)
     for x in (first, first + 1):
@@ -277,7 +277,7 @@ def test_computed_values_are_spread_and_arguments_turned(name: str) -> None:
         torch.testing.assert_close(gradients(fused, x), gradients(function, x))
 
 
-def test_a_computed_value_is_spread_to_the_sizes_of_each_call() -> None:
+def test_expand_of_computed_value_follows_each_calls_sizes() -> None:
     fused = fuse(lambda x: (x * 2).expand(3, *x.shape) + 1)
     for shape in ((2, 2), (5, 2), (2,)):
         assert_same(fused(torch.ones(shape)), torch.full((3, *shape), 3.0))
@@ -301,7 +301,7 @@ def test_a_computed_value_is_spread_to_the_sizes_of_each_call() -> None:
     ],
     ids=["addcmul", "lerp", "product", "quotient", "atan2", "atan2 behind"],
 )
-def test_numbers_that_16_bits_lack_are_rounded_neither_in_results_nor_in_gradients(dtype, function) -> None:
+def test_scalars_not_representable_in_16_bits_are_not_rounded(dtype, function) -> None:
     x = torch.linspace(0.1, 4, 2001)
     x = torch.cat([x, -x]).to(dtype).requires_grad_()
     wide = x.detach().double().requires_grad_()
@@ -312,7 +312,7 @@ def test_numbers_that_16_bits_lack_are_rounded_neither_in_results_nor_in_gradien
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_floor_division_takes_a_number_that_16_bits_lack_as_it_is(dtype) -> None:
+def test_floor_division_does_not_round_scalar_to_16_bits(dtype) -> None:
     x = torch.linspace(-25, 25, 4001).to(dtype)
     for function in (lambda x: x // 0.3, lambda x: torch.div(x, 0.3, rounding_mode="floor") * 2):
         assert_same(fuse(function)(x), function(x))
@@ -328,7 +328,7 @@ ENDLESS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_infinite_value_is_at_an_infinite_threshold(name, dtype) -> None:
+def test_infinite_value_at_infinite_threshold_agrees_with_eager(name, dtype) -> None:
     function = ENDLESS[name]
     x = torch.tensor([-math.inf, -1.0, 0.0, math.inf], dtype=dtype)
     assert_same(fuse(function)(x), function(x))
@@ -336,7 +336,7 @@ def test_an_infinite_value_is_at_an_infinite_threshold(name, dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_threshold_compares_with_a_number_that_16_bits_lack(dtype) -> None:
+def test_threshold_does_not_round_its_number_to_16_bits(dtype) -> None:
     x = torch.tensor([0.3, 0.298, 0.302, INF, NAN, -INF], dtype=torch.float64).to(dtype)
     for value in (0.0, -2.0):
         assert_same(fuse(F.threshold)(x, 0.3, value), F.threshold(x, 0.3, value))
@@ -347,7 +347,7 @@ def test_threshold_compares_with_a_number_that_16_bits_lack(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_hardtanh_compares_with_numbers_that_16_bits_lack(dtype) -> None:
+def test_hardtanh_gradient_does_not_round_bounds_to_16_bits(dtype) -> None:
     """The bf16 value next to 0.7 is below it, the f16 value above it."""
     x = torch.tensor([0.7, -0.3, 0.5, 0.704, 0.75, -0.31, INF, -INF, NAN], dtype=torch.float64).to(dtype)
     for low, high in ((-0.3, 0.7), (-0.7, 0.3), (-60000.0, INF)):
@@ -358,7 +358,7 @@ def test_hardtanh_compares_with_numbers_that_16_bits_lack(dtype) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean"])
-def test_a_captured_loss_has_no_gradient_of_zero_at_nan(reduction) -> None:
+def test_captured_smooth_l1_gradient_is_nan_at_nan(reduction) -> None:
     """The sign of NaN is 0 in torch. A gradient by the sign would hide that the loss is NaN."""
 
     def function(x):
@@ -370,7 +370,7 @@ def test_a_captured_loss_has_no_gradient_of_zero_at_nan(reduction) -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_captured_derivatives_are_those_of_torchs_kernels(dtype) -> None:
+def test_captured_activation_derivatives_agree_at_nan_and_thresholds(dtype) -> None:
     """NaN at NaN, as in torch's vector loops (its scalar loops give 1), and a threshold that 16 bits cannot hold."""
 
     def function(*x):
@@ -389,14 +389,14 @@ def test_captured_derivatives_are_those_of_torchs_kernels(dtype) -> None:
     ("function", "points"),
     [(torch.logit, [0.0, 1.0, 0.5, 0.25, -0.1, 1.1, INF, -INF, NAN]), (torch.special.entr, [0.0, 1.0, 3.0, INF, NAN])],
 )
-def test_gradients_at_the_ends_of_where_a_function_is_defined(function, points, dtype) -> None:
+def test_gradients_at_domain_ends_agree_with_eager(function, points, dtype) -> None:
     x = torch.tensor(points, dtype=dtype)
     got, expected = gradients(fuse(lambda x: function(x)), x), gradients(function, x)
     torch.testing.assert_close(got, expected, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
-def test_captured_gradients_of_logit_are_those_of_torchs_scalar_loop(dtype) -> None:
+def test_captured_logit_gradients_agree_with_torchs_scalar_loop(dtype) -> None:
     """A negative `eps` means none. (In torch's vector loops NaN has the gradient 0, which hides NaN inputs.)"""
 
     def function(*given):
@@ -411,7 +411,7 @@ def test_captured_gradients_of_logit_are_those_of_torchs_scalar_loop(dtype) -> N
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, *NARROW), ids=str)
-def test_logit_has_a_whole_gradient_at_the_ends(dtype) -> None:
+def test_logit_has_full_gradient_at_its_eps_bounds(dtype) -> None:
     x = torch.tensor([0.1, 0.9, 0.05, 0.5, 0.95], dtype=dtype)
     got = gradients(fuse(lambda x: torch.logit(x, 0.1)), x)
     torch.testing.assert_close(
@@ -423,7 +423,7 @@ def test_logit_has_a_whole_gradient_at_the_ends(dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
-def test_a_power_of_minus_two_has_gradients_where_its_square_overflows(dtype) -> None:
+def test_power_of_minus_two_has_gradient_despite_square_overflow(dtype) -> None:
     x = torch.tensor([0.0, -0.0, 2.76e-10, -1e-12, 1e13, INF, -INF, 3.0], dtype=dtype)
     got = gradients(fuse(lambda x: x**-2 / SCALE), x)
     torch.testing.assert_close(
@@ -431,13 +431,13 @@ def test_a_power_of_minus_two_has_gradients_where_its_square_overflows(dtype) ->
     )
 
 
-def test_the_gradient_of_a_square_overflows_no_earlier_than_its_factor() -> None:
+def test_square_gradient_does_not_overflow_early() -> None:
     x, d = torch.tensor([1e-20], requires_grad=True), torch.tensor([3e38])
     torch.testing.assert_close(torch.autograd.grad(fuse(torch.square)(x), x, d), (2e-20 * d,))
 
 
 @pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
-def test_the_value_is_multiplied_first(name) -> None:
+def test_addcmul_and_addcdiv_multiply_value_first(name) -> None:
     small, large = torch.tensor([1.0]), torch.tensor([1e20])
     other = large if name == "addcmul" else 1 / large
     function = lambda x, y, z: getattr(torch, name)(x, y, z, value=0.01)  # noqa: E731
@@ -445,13 +445,13 @@ def test_the_value_is_multiplied_first(name) -> None:
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=str)
-def test_sinc_is_flat_next_to_zero(dtype) -> None:
+def test_sinc_is_one_with_zero_gradient_near_zero(dtype) -> None:
     x = torch.tensor([1e-310, 1e-40, -1e-39, 1e-30], dtype=torch.float64).to(dtype)
     assert_same(fuse(torch.sinc)(x), torch.ones_like(x))
     assert_same(gradients(fuse(torch.sinc), x)[0].abs(), torch.zeros_like(x))
 
 
-def test_numbers_beyond_f32_meet_f64_without_a_warning() -> None:
+def test_f64_scalar_beyond_f32_range_raises_no_warning() -> None:
     """Warnings are errors here, also NumPy's."""
     x, low = torch.tensor([-1.0, 2.0], dtype=torch.float64), torch.finfo(torch.float64).min
     with np.errstate(all="raise"):

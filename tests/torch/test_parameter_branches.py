@@ -112,11 +112,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], list
 
 
 @pytest.mark.parametrize("what", PROGRAMS)
-def test_the_way_is_that_of_the_present_values(what) -> None:
+def test_branch_follows_current_parameter_values(what) -> None:
     assert results(*PROGRAMS[what], ogt.fuse) == results(*PROGRAMS[what], lambda model: model)
 
 
-def test_a_sum_that_is_compared_with_itself_is_added_up_as_torch_does() -> None:
+def test_branch_on_a_sum_adds_in_torchs_order() -> None:
     def function(m, x):
         return x * 2 if (m.w * m.w.flip(0)).sum() > m.known else x * 3
 
@@ -181,11 +181,11 @@ WRITING: dict[str, tuple[Callable[..., Any], Callable[[], dict[str, Any]], list[
 
 
 @pytest.mark.parametrize("what", WRITING)
-def test_a_branch_sees_what_the_same_forward_wrote(what) -> None:
+def test_branch_sees_writes_of_the_same_forward(what) -> None:
     assert results(*WRITING[what], ogt.fuse) == results(*WRITING[what], lambda model: model)
 
 
-def test_an_operator_of_somebody_else_is_not_asked_again() -> None:
+def test_branch_does_not_call_a_custom_op_twice() -> None:
     @torch.library.custom_op("opgraph_tests::noisy", mutates_args=())
     def noisy(t: torch.Tensor) -> torch.Tensor:
         return t + torch.rand(())
@@ -199,7 +199,7 @@ def test_an_operator_of_somebody_else_is_not_asked_again() -> None:
     assert found[0] == found[1]
 
 
-def test_branches_on_arithmetic_of_elements_are_one_kernel(monkeypatch) -> None:
+def test_branch_conditions_of_naf1_are_one_kernel(monkeypatch) -> None:
     """torch's own ops take a millisecond for the branches of one NAF1."""
     checks = []
 

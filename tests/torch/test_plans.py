@@ -72,14 +72,14 @@ def with_helper(x):
 
 
 @pytest.mark.parametrize("fn", [with_global, with_weight, with_settings, with_helper], ids=lambda f: f.__name__)
-def test_a_second_call_does_not_run_the_function(fn) -> None:
+def test_second_call_does_not_run_python_code(fn) -> None:
     counted = Counted(fn)
     assert close(counted(X), fn(X))
     assert close(counted(X + 1), fn(X + 1))
     assert (counted.runs, counted.fused.why_rerun) == (1, "")
 
 
-def test_other_sizes_and_strides_run_it_once_each() -> None:
+def test_new_sizes_and_strides_run_python_code_once_each() -> None:
     counted = Counted(lambda x, a: x * torch.sigmoid(a * x))
     a = torch.tensor(0.5)
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_other_sizes_and_strides_run_it_once_each() -> None:
     assert len(counted.fused.plans) == 1
 
 
-def test_a_changed_global_is_noticed(monkeypatch) -> None:
+def test_changed_global_invalidates_the_plan(monkeypatch) -> None:
     for fn, name, value in (
         (with_global, "FACTOR", 3.0),
         (with_helper, "FACTOR", 5.0),
@@ -106,14 +106,14 @@ def test_a_changed_global_is_noticed(monkeypatch) -> None:
         assert close(counted(X), fn(X)), name
 
 
-def test_a_dict_changed_in_place_is_noticed(monkeypatch) -> None:
+def test_dict_changed_in_place_invalidates_the_plan(monkeypatch) -> None:
     counted = Counted(with_settings)
     counted(X)
     monkeypatch.setitem(SETTINGS, "shift", -1.0)
     assert close(counted(X), with_settings(X))
 
 
-def test_changed_cells_defaults_and_code_are_noticed() -> None:
+def test_changed_cells_defaults_and_code_invalidate_the_plan() -> None:
     n = 2
 
     def fn(x, m=3):
@@ -146,7 +146,7 @@ class Act(torch.nn.Module):
         return y * 2 if self.training else y.clamp(max=self.limit)
 
 
-def test_a_modules_attributes_are_compared(monkeypatch) -> None:
+def test_changed_module_attributes_invalidate_the_plan(monkeypatch) -> None:
     act = Act()
     counted = Counted(act.forward)
 
@@ -180,7 +180,7 @@ def test_a_modules_attributes_are_compared(monkeypatch) -> None:
     assert close(counted(X), act(X))
 
 
-def test_a_fused_method_serves_all_modules_of_a_class() -> None:
+def test_fused_method_has_one_plan_for_all_modules_of_a_class() -> None:
     class Fused(Act):
         forward = fuse(Act.forward)
 
@@ -189,7 +189,7 @@ def test_a_fused_method_serves_all_modules_of_a_class() -> None:
     assert len(Fused.forward.plans) == 1
 
 
-def test_arithmetic_of_parameters_without_a_branch_is_repeated_without_python() -> None:
+def test_plan_repeats_scalar_parameter_arithmetic_without_python() -> None:
     p = torch.nn.Parameter(torch.tensor(0.3))
 
     def fn(x):
@@ -212,7 +212,7 @@ def branching(x, a):
     return x * a if torch.sigmoid(a) > 0.5 else x - a
 
 
-def test_a_branch_on_a_parameter_is_compared() -> None:
+def test_branch_on_a_parameter_has_a_plan_per_outcome() -> None:
     counted = Counted(branching)
     for value in (1.0, -1.0, 2.0, -0.5, 3.0):
         a = torch.tensor(value)
@@ -220,7 +220,7 @@ def test_a_branch_on_a_parameter_is_compared() -> None:
     assert (counted.runs, counted.fused.why_rerun, len(counted.fused.plans)) == (2, "", 2)
 
 
-def test_a_parameter_that_is_written_to_takes_the_other_branch() -> None:
+def test_written_parameter_switches_the_branch() -> None:
     counted, a = Counted(branching), torch.tensor(1.0, requires_grad=True)
     for value in (1.0, 2.0, -1.0, -2.0, 1.0):
         with torch.no_grad():
@@ -247,7 +247,7 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypatch) -> None:
+def test_device_branch_values_are_read_once_after_a_write(monkeypatch) -> None:
     """The tensors are on the CPU, but handled like those of a device whose values need a synchronization."""
     monkeypatch.setattr("opgraph.torch.tracing.plan_builder.waits", lambda tensor: True)
     monkeypatch.setattr("opgraph.torch.tracing.plan_builder.function_modes", lambda: 0)  # Reads only watches
@@ -271,7 +271,7 @@ def test_branches_on_a_device_are_read_together_and_only_after_a_write(monkeypat
     assert fused.why_rerun == ""
 
 
-def test_numbers_alone_are_computed_once(monkeypatch) -> None:
+def test_constant_tensor_arithmetic_is_computed_once(monkeypatch) -> None:
     def fn(x, a):
         three = torch.lgamma(torch.tensor(3.0))
         return x * three if three > 0.5 else x * a, torch.tensor(2.0)
@@ -298,7 +298,7 @@ def test_numbers_alone_are_computed_once(monkeypatch) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_branch_on_what_is_drawn_runs_the_function_each_time() -> None:
+def test_branch_on_random_number_runs_python_at_each_call() -> None:
     counted = Counted(lambda x, a: x * a if torch.rand(()) + a > 0.5 else x - a)
     a = torch.tensor(0.25)
     for _ in range(3):
@@ -309,7 +309,7 @@ def test_a_branch_on_what_is_drawn_runs_the_function_each_time() -> None:
     assert counted.runs == 3 and "draws random numbers" in counted.fused.why_rerun
 
 
-def test_random_numbers_are_drawn_once_whatever_the_shape() -> None:
+def test_plan_lookup_draws_no_random_numbers() -> None:
     """Checking the plans draws no numbers, even where no plan serves the call."""
 
     def fn(x):
@@ -325,7 +325,7 @@ def test_random_numbers_are_drawn_once_whatever_the_shape() -> None:
         assert all(map(torch.equal, got, want))
 
 
-def test_a_first_call_on_tensors_without_data() -> None:
+def test_first_call_may_use_fake_tensors() -> None:
     """Ops may refuse real tensors there; the generators' states are compared all the same."""
     fused = fuse(lambda x: torch.sigmoid(x) * x)
     with FakeTensorMode():
@@ -333,7 +333,7 @@ def test_a_first_call_on_tensors_without_data() -> None:
     assert close(fused(X), torch.sigmoid(X) * X) and not fused.why_rerun
 
 
-def test_a_custom_op_is_called_once_a_call() -> None:
+def test_custom_op_runs_once_per_call() -> None:
     """The op may count its calls, or print."""
     calls = []
 
@@ -379,21 +379,21 @@ MODE, PLAIN = Mode.SCALED, Plain.TWO
     [lambda x: x * MODE.factor, lambda x: x * MODE.scaled(), lambda x: x * (1.0 * MODE)],
     ids=["property", "method", "operator"],
 )
-def test_what_an_enumeration_computes_is_computed_anew(fn, monkeypatch) -> None:
+def test_computed_enum_properties_are_evaluated_at_each_call(fn, monkeypatch) -> None:
     fused = fuse(fn)
     for factor in (2.0, 3.0):
         monkeypatch.setattr(sys.modules[__name__], "FACTOR", factor)
         assert close(fused(X), X * 2 * factor)
 
 
-def test_a_member_of_an_enumeration_is_a_constant(monkeypatch) -> None:
+def test_enum_member_is_a_constant_of_the_plan(monkeypatch) -> None:
     counted = Counted(lambda x: x * PLAIN + (1 if PLAIN == 1 else 0))
     assert close(counted(X), X * 2) and close(counted(X), X * 2) and counted.runs == 1
     monkeypatch.setattr(sys.modules[__name__], "PLAIN", Plain.ONE)
     assert close(counted(X), X + 1)
 
 
-def test_a_value_that_python_reads_otherwise_runs_the_function_each_time() -> None:
+def test_reading_a_tensor_value_runs_python_at_each_call() -> None:
     counted = Counted(lambda x, a: x * float(a))
     for value in (1.0, -1.0, 2.0):
         assert close(counted(X, torch.tensor(value)), X * value)
@@ -401,7 +401,7 @@ def test_a_value_that_python_reads_otherwise_runs_the_function_each_time() -> No
 
 
 @pytest.mark.parametrize("order", [0.2, 0.9, 1.1, 1.8])
-def test_naf1_runs_and_trains(order: float) -> None:
+def test_naf1_values_and_gradients_agree_with_eager(order: float) -> None:
     act = naf1.with_order(order).double()
     fused = fuse(act.forward)
     x = torch.linspace(-4, 4, 101, dtype=torch.float64, requires_grad=True)
@@ -416,7 +416,7 @@ def test_naf1_runs_and_trains(order: float) -> None:
             assert torch.allclose(a, b, rtol=1e-9)
 
 
-def test_what_shapes_decide_is_decided_anew() -> None:
+def test_branch_on_shapes_follows_each_call() -> None:
     counted = Counted(lambda x: x / x.shape[-1] if len(x) > 3 else x * 2)
     for shape in ((4, 6), (2, 6), (4, 3), (4, 6), (2, 6)):
         x = torch.randn(shape)
@@ -424,7 +424,7 @@ def test_what_shapes_decide_is_decided_anew() -> None:
     assert counted.runs == 3
 
 
-def test_what_shapes_and_an_attribute_decide_together_is_decided_anew() -> None:
+def test_branch_on_shapes_and_a_cell_follows_each_call() -> None:
     flag = [True]
 
     def fn(x):
@@ -438,7 +438,7 @@ def test_what_shapes_and_an_attribute_decide_together_is_decided_anew() -> None:
     assert fused.why_rerun == ""
 
 
-def test_the_shape_of_an_argument_that_the_graph_does_not_read_counts_where_it_is_asked_for() -> None:
+def test_shape_read_from_an_unused_argument_is_guarded() -> None:
     def fn(x, y):
         return x[:, :2] * (2 if y.shape[0] > 3 or x.shape[1] > 5 else 3)
 
@@ -449,20 +449,20 @@ def test_the_shape_of_an_argument_that_the_graph_does_not_read_counts_where_it_i
     assert fused.why_rerun == ""
 
 
-def test_whether_a_gradient_is_required_counts_where_it_is_asked_for() -> None:
+def test_branch_on_requires_grad_follows_each_call() -> None:
     fused = fuse(lambda x: x * 2 if x.requires_grad else x * 3)
     assert close(fused(X), X * 3)
     assert close(fused(X.clone().requires_grad_()), X * 2)
 
 
-def test_many_shapes_need_one_plan_where_the_shape_is_a_number() -> None:
+def test_one_plan_serves_many_sizes_of_one_rank() -> None:
     counted = Counted(lambda x: x * x.dim())
     for n in range(20):
         assert close(counted(torch.ones(n + 1)), torch.ones(n + 1))
     assert len(counted.fused.plans) == 1
 
 
-def test_arguments_that_differ_are_other_plans() -> None:
+def test_different_python_arguments_need_different_plans() -> None:
     counted = Counted(lambda x, n, *, mode="a": x * n if mode == "a" else x + n)
     for n, mode in ((1.5, "a"), (2, "a"), (2.0, "b"), (True, "b"), (0.0, "a"), (-0.0, "a")):
         for _ in range(2):
@@ -472,7 +472,7 @@ def test_arguments_that_differ_are_other_plans() -> None:
     assert counted.runs == 6
 
 
-def test_dtypes_and_default_dtypes_are_told_apart() -> None:
+def test_dtypes_and_default_dtype_are_guarded() -> None:
     fused = fuse(lambda x: x / 2)
     for x in (X, X.double(), X.to(torch.int32), X.bfloat16()):
         assert close(fused(x), x / 2)
@@ -483,14 +483,14 @@ def test_dtypes_and_default_dtypes_are_told_apart() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_function_with_many_ways_through_is_run_again() -> None:
+def test_function_with_too_many_paths_reruns_python() -> None:
     fused = fuse(lambda x, n: x * n)
     for n in range(MOST_PLANS + 3):
         assert close(fused(X, n), X * n)
     assert "ways through" in fused.why_rerun
 
 
-def test_what_a_function_writes_or_prints_happens_every_time(capsys) -> None:
+def test_side_effects_happen_at_every_call(capsys) -> None:
     seen = []
 
     def writes(x):
@@ -516,7 +516,7 @@ def test_what_a_function_writes_or_prints_happens_every_time(capsys) -> None:
         lambda x: x * next(ITERATOR),
     ],
 )
-def test_what_is_not_understood_is_run_each_time(fn) -> None:
+def test_unsupported_python_runs_at_each_call(fn) -> None:
     fused = fuse(fn)
     fused(X)
     assert fused.why_rerun
@@ -531,7 +531,7 @@ HOLDERS = [Holder()]
 ITERATOR = iter(range(100))
 
 
-def test_one_fused_function_in_another_is_one_kernel() -> None:
+def test_nested_fused_functions_are_one_kernel() -> None:
     inner = fuse(lambda x: x * torch.sigmoid(x))
     outer = fuse(lambda x: inner(x) + 1)
     assert close(outer(X), F.silu(X) + 1)
@@ -540,7 +540,7 @@ def test_one_fused_function_in_another_is_one_kernel() -> None:
     assert [op.kind for op in run.traced.graph.ops] == ["Sigmoid", "Multiply", "Add"]
 
 
-def test_the_decorator_takes_options_and_refuses_what_is_no_function() -> None:
+def test_fuse_decorator_takes_options_and_refuses_non_functions() -> None:
     @fuse(rounding="each")
     def act(x):
         """Words."""
@@ -553,7 +553,7 @@ def test_the_decorator_takes_options_and_refuses_what_is_no_function() -> None:
         fuse(3)
 
 
-def test_results_in_structures_and_tensors_passed_through() -> None:
+def test_nested_results_and_passed_through_arguments() -> None:
     fused = fuse(lambda x: {"y": x + 1, "x": x, "n": (3, [x * 2])})
     for _ in range(2):
         got = fused(X)
@@ -562,7 +562,7 @@ def test_results_in_structures_and_tensors_passed_through() -> None:
         assert close(got["n"][1][0], X * 2)
 
 
-def test_graphs_are_run_by_what_the_caller_chooses() -> None:
+def test_callers_graph_runner_is_used() -> None:
     made = []
 
     def make(traced):
@@ -575,7 +575,7 @@ def test_graphs_are_run_by_what_the_caller_chooses() -> None:
     assert len(made) == 1
 
 
-def test_a_call_with_odd_arguments_leaves_other_calls_their_plans() -> None:
+def test_unusual_arguments_do_not_affect_other_plans() -> None:
     def fn(x, more=()):
         return x + sum(more)
 
@@ -591,13 +591,13 @@ class Odd(torch.Tensor):
     pass
 
 
-def test_torch_compile_sees_the_function_as_it_was_written() -> None:
+def test_torch_compile_traces_the_original_function() -> None:
     fused = fuse(lambda x: x * torch.sigmoid(x))
     compiled = torch.compile(lambda x: fused(x) + 1, backend="eager", fullgraph=True)
     assert close(compiled(X), F.silu(X) + 1)
 
 
-def test_a_function_that_changes_a_tensor_runs_at_each_call() -> None:
+def test_function_that_writes_a_tensor_runs_at_each_call() -> None:
     steps = torch.zeros(())
 
     def fn(x):
@@ -610,7 +610,7 @@ def test_a_function_that_changes_a_tensor_runs_at_each_call() -> None:
     assert steps == 3 and "changes a tensor" in counted.fused.why_rerun
 
 
-def test_a_tensor_given_twice_is_two_tensors_where_two_are_given() -> None:
+def test_plan_distinguishes_repeated_tensor_arguments() -> None:
     formula = lambda x, y: x * torch.sigmoid(y)  # noqa: E731
     f = fuse(formula)
     x, y = torch.randn(6), torch.randn(6)
@@ -619,7 +619,7 @@ def test_a_tensor_given_twice_is_two_tensors_where_two_are_given() -> None:
     assert f.why_rerun == "" and len(f.plans) == 2
 
 
-def test_an_argument_that_is_a_parameter_too_is_another_tensor_in_the_next_call() -> None:
+def test_parameter_passed_as_argument_is_told_from_other_tensors() -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -658,7 +658,7 @@ class Numbers:
 @pytest.mark.parametrize(
     "read", [lambda n: n["any"], lambda n: sum(n), lambda n: float(n)], ids=["getitem", "iter", "float"]
 )
-def test_what_an_object_gives_by_an_operator_is_followed(read) -> None:
+def test_values_from_overloaded_operators_follow_each_call(read) -> None:
     numbers, x = Numbers(), torch.randn(3)
     f = fuse(lambda x: x * read(numbers))
     for number in (2.0, 2.0, 3.0):
@@ -678,7 +678,7 @@ SEQUENCES = {
 
 
 @pytest.mark.parametrize("change", SEQUENCES.values(), ids=SEQUENCES)
-def test_a_sequence_of_modules_that_changed_is_run_again(change) -> None:
+def test_changed_sequential_invalidates_the_plan(change) -> None:
     inner = torch.nn.Sequential(torch.nn.PReLU())
     layers = torch.nn.Sequential(torch.nn.SiLU(), torch.nn.LeakyReLU(0.1), inner)
     formula = lambda x: layers(x) * 2  # noqa: E731
@@ -690,7 +690,7 @@ def test_a_sequence_of_modules_that_changed_is_run_again(change) -> None:
             assert f.why_rerun == "" and len(f.plans) == 1
 
 
-def test_a_hook_of_all_modules_is_run() -> None:
+def test_global_module_hook_is_run() -> None:
     layer, x = torch.nn.SiLU(), torch.randn(9)
     f = fuse(lambda x: layer(x) * 2)
     f(x)
@@ -702,7 +702,7 @@ def test_a_hook_of_all_modules_is_run() -> None:
     assert torch.allclose(f(x), layer(x) * 2, atol=1e-6)
 
 
-def test_how_a_tensor_lies_in_memory_is_asked_at_each_call() -> None:
+def test_strides_and_storage_offset_are_guarded() -> None:
     functions = (
         lambda x: x * 2 if x.is_contiguous() else x * 3,
         lambda x: x * x.stride(0),
@@ -720,7 +720,7 @@ def test_how_a_tensor_lies_in_memory_is_asked_at_each_call() -> None:
         f(x.t())
 
 
-def test_one_in_a_list_is_not_the_float_one() -> None:
+def test_plan_distinguishes_int_float_and_bool_in_a_list() -> None:
     numbers, x = [1], torch.arange(3)
     f = fuse(lambda x: x * numbers[0])
     for number in (1, 1.0, True):
@@ -728,7 +728,7 @@ def test_one_in_a_list_is_not_the_float_one() -> None:
         assert f(x).dtype is (x * number).dtype
 
 
-def test_a_tensor_made_inside_follows_the_default_dtype() -> None:
+def test_tensor_created_inside_follows_the_default_dtype() -> None:
     f, x = fuse(lambda x: x * torch.tensor([1.5])), torch.randn(3)
     try:
         for default in (torch.float64, torch.float32, torch.float64):
@@ -757,7 +757,7 @@ ASKING = {
 
 
 @pytest.mark.parametrize("what", ASKING)
-def test_what_a_size_leads_to_is_that_of_each_call(what) -> None:
+def test_values_derived_from_sizes_follow_each_call(what) -> None:
     fused = fuse(ASKING[what])
     for size in SIZES:
         x = torch.linspace(-1, 1, size * 6).reshape(size, 6)
@@ -769,7 +769,7 @@ def test_what_a_size_leads_to_is_that_of_each_call(what) -> None:
     assert not fused.why_rerun
 
 
-def test_a_size_that_leads_to_nothing_makes_no_plan_of_its_own() -> None:
+def test_unused_size_needs_no_separate_plan() -> None:
     fused = fuse(lambda x: x.exp() if x.dim() == 2 else x)
     for size in (2, 3, 4, 5):
         fused(torch.ones(size, 6))
@@ -1091,7 +1091,7 @@ CHANGING = [
 
 
 @pytest.mark.parametrize("calls", CHANGING, ids=lambda f: f.__name__)
-def test_no_plan_is_used_for(calls) -> None:
+def test_no_plan_is_reused_after_a_change(calls) -> None:
     # Sequentially: a mode that one of two generators has entered would also apply to the other.
     found = [list(calls(wrap)) for wrap in (fuse, lambda f: f)]
     for got, want in zip(*found, strict=True):
@@ -1107,7 +1107,7 @@ class Scaled(torch.nn.Module):
         return x * self.a
 
 
-def test_a_copy_of_a_module_with_a_fused_method_has_its_own_parameters() -> None:
+def test_copied_module_with_fused_method_has_its_own_parameters() -> None:
     model = Scaled()
     model.forward = fuse(model.forward)
     model(X)
@@ -1116,7 +1116,7 @@ def test_a_copy_of_a_module_with_a_fused_method_has_its_own_parameters() -> None
     assert close(other(X), X * 5) and close(model(X), X)
 
 
-def test_modules_of_opgraph_follow_their_attributes() -> None:
+def test_opgraph_modules_follow_changed_attributes() -> None:
     swish, activation = ogt.Swish(1.5), ogt.Activation(lambda x: x * 2)
     swish(X), activation(X)
     swish.alpha, activation.fn = 3.0, lambda x: x * 3

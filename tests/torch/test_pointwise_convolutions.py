@@ -76,7 +76,7 @@ CASES = [(n, i) for n in MODELS for i in ("contiguous", "channels last") if (n, 
 
 
 @pytest.mark.parametrize(("name", "images"), CASES)
-def test_training_is_that_of_eager_torch(name: str, images: str) -> None:
+def test_training_agrees_with_eager(name: str, images: str) -> None:
     """Compares the errors of six steps together: those of one step, in a sum of four elements, differ by chance."""
     torch.manual_seed(0)
     model = MODELS[name]()
@@ -102,7 +102,7 @@ def test_training_is_that_of_eager_torch(name: str, images: str) -> None:
         assert sqrt(ours[key]) <= max(2 * sqrt(theirs[key]), sqrt(roundings[key])), key
 
 
-def test_which_calls_are_products() -> None:
+def test_pointwise_convolutions_become_matrix_products() -> None:
     captured: list[Captured] = []
     with observed(captured.append):
         ogt.fuse(nn.Sequential(Inverted(), Inverted()))(torch.randn(4, 8, 8, 8)).sum().backward()
@@ -113,7 +113,7 @@ def test_which_calls_are_products() -> None:
     assert [backward.count(t) for t in (aten.convolution_backward.default, aten.mm.default)] == [2, 15]
 
 
-def test_the_same_bits_each_time() -> None:
+def test_repeated_steps_give_the_same_bits() -> None:
     torch.manual_seed(0)
     model = ogt.fuse(nn.Sequential(Inverted(), Inverted()))
     x = torch.randn(4, 8, 8, 8)

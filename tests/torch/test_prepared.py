@@ -57,7 +57,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("x", LAYOUTS.values(), ids=LAYOUTS)
-def test_another_signature_has_a_call_of_its_own(x) -> None:
+def test_other_signatures_get_their_own_prepared_call(x) -> None:
     f = warm()
     for _ in range(3):
         assert same([f(x, torch.tensor(0.7))], [formula(x, torch.tensor(0.7))])
@@ -65,7 +65,7 @@ def test_another_signature_has_a_call_of_its_own(x) -> None:
         assert same(both(f, X), both(formula, X))
 
 
-def test_more_signatures_than_are_compared_are_looked_up() -> None:
+def test_signatures_beyond_max_ready_are_looked_up() -> None:
     f = fuse(formula)
     for _ in range(2):
         for n in range(1, torch_prepared.MAX_READY + 3):
@@ -73,7 +73,7 @@ def test_more_signatures_than_are_compared_are_looked_up() -> None:
     assert len(f.plans[0].ready[True]) == torch_prepared.MAX_READY
 
 
-def test_without_torchs_guards_calls_are_looked_up(monkeypatch) -> None:
+def test_calls_are_looked_up_without_torchs_tensor_guards(monkeypatch) -> None:
     monkeypatch.setattr(torch_prepared, "TensorGuards", None)
     f = fuse(formula)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_a_nested_tensor_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")
-def test_states_of_torch_are_told_apart() -> None:
+def test_prepared_calls_distinguish_grad_and_other_modes() -> None:
     late = fuse(formula)
     with torch.no_grad():  # the first calls record no gradients
         for _ in range(3):
@@ -115,7 +115,7 @@ def test_states_of_torch_are_told_apart() -> None:
     assert f(X, a).requires_grad is False and same(both(f, X), both(formula, X))
 
 
-def test_backward_passes_of_every_kind() -> None:
+def test_every_kind_of_backward_agrees_with_eager() -> None:
     f = warm()
     x, a = X.clone().requires_grad_(), torch.tensor(0.7, requires_grad=True)
     for g in (f, f, f):
@@ -139,7 +139,7 @@ def test_backward_passes_of_every_kind() -> None:
         assert same(found, wanted)
 
 
-def test_a_sparse_gradient_and_saved_tensors_that_come_back_as_others() -> None:
+def test_embedding_gradient_and_saved_tensors_hooks_agree() -> None:
     f = warm()
     weight, at = torch.linspace(-1, 1, 24).reshape(4, 6).requires_grad_(), torch.tensor([0, 2, 2])
 
@@ -156,7 +156,7 @@ def test_a_sparse_gradient_and_saved_tensors_that_come_back_as_others() -> None:
         assert same(both(f, X), both(formula, X))
 
 
-def test_what_was_kept_and_then_changed_is_refused() -> None:
+def test_changed_saved_tensor_raises_in_backward() -> None:
     f = warm()
     x, a = X.clone().requires_grad_(), torch.tensor(0.7, requires_grad=True)
     y = f(x, a)
@@ -166,7 +166,7 @@ def test_what_was_kept_and_then_changed_is_refused() -> None:
         y.sum().backward()
 
 
-def test_several_results_of_which_some_get_no_gradient() -> None:
+def test_some_of_several_results_get_no_gradient() -> None:
     fn = lambda x, a: (x * torch.sigmoid(a * x), x > 0, torch.exp(-a * x))  # noqa: E731
     f = fuse(fn)
     for _ in range(3):
@@ -191,7 +191,7 @@ def python_functions(call) -> list[str]:
     return [name for name in found[1:] if name not in ("grad", "is_dynamo_compiling")]
 
 
-def test_a_call_enters_few_python_functions() -> None:
+def test_prepared_call_enters_few_python_functions() -> None:
     f = fuse(lambda x: x * torch.sigmoid(x))
     x, d_y = X.clone().requires_grad_(), torch.ones_like(X)
     for _ in range(3):
@@ -210,7 +210,7 @@ def test_a_call_enters_few_python_functions() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-def test_anomaly_mode_names_the_forward_call_of_a_wrong_gradient() -> None:
+def test_anomaly_mode_reports_nan_gradient_of_fused_function() -> None:
     f = fuse(lambda x: torch.sqrt(x) * 2)
     for _ in range(3):
         x = torch.zeros(4).requires_grad_()
@@ -225,7 +225,7 @@ def test_anomaly_mode_names_the_forward_call_of_a_wrong_gradient() -> None:
 # -- compiled graphs ---------------------------------------------------------------------------------------------------
 
 
-def test_a_compiled_graph_is_prepared_for_tensors_and_checks_all_others() -> None:
+def test_compiled_graph_checks_arguments_after_prepared_calls() -> None:
     f = og.compile(og.parse("graph(x: f32[n,m], a: f32[]) -> (y, z)\n  y = Multiply(x, a)\n  z = Exp(y)"))
     a = torch.tensor(0.7)
     for x in (X, X, X + 1, X[:, ::2], X[:, ::2], X.clone().requires_grad_(), X[:0], X):
@@ -246,7 +246,7 @@ def test_a_compiled_graph_is_prepared_for_tensors_and_checks_all_others() -> Non
         f(x=X, a=a, b=a)
 
 
-def test_a_compiled_graph_gives_new_memory_each_time() -> None:
+def test_compiled_graph_returns_new_memory_at_each_call() -> None:
     f = og.compile(og.parse("graph(x: f32[n]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"))
     x = torch.linspace(-1, 1, 9)
     results = [f(x=x) for _ in range(4)]

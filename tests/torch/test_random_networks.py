@@ -18,25 +18,25 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("int
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_a_random_network_does_what_it_does_in_eager_torch(seed) -> None:
+def test_random_network_agrees_with_eager(seed) -> None:
     assert list(problems(drawn(seed), seed)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_another_batch_size_of_a_random_network_is_not_captured_anew(seed) -> None:
+def test_other_batch_sizes_of_random_network_are_not_recaptured(seed) -> None:
     assert list(recaptures(drawn(seed), seed)) == []
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("first", range(100, 140, 10))
-def test_random_networks_do_what_they_do_in_eager_torch(first) -> None:
+def test_many_random_networks_agree_with_eager(first) -> None:
     assert {seed: list(problems(drawn(seed), seed)) for seed in range(first, first + 10)} == {
         seed: [] for seed in range(first, first + 10)
     }
 
 
-def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
+def test_planted_fault_is_found_and_shrunk(monkeypatch) -> None:
     lines = ["v0 = torch.tanh(y)", "F.silu(x, inplace=True)", "v1 = x * self.weight", "v2 = y.abs()"]
     text = Text(image=False, lines=lines, outputs=["v1", "v2"], cases=CASES[:2])
     assert list(problems(text, 0)) == []
@@ -47,7 +47,7 @@ def test_a_planted_fault_is_found_and_made_small(monkeypatch) -> None:
     assert small.lines == lines[1:3] and small.outputs == ["v1"] and small.cases == CASES[:1]
 
 
-def test_a_size_that_is_asked_for_is_found(monkeypatch) -> None:
+def test_planted_size_specialization_is_found(monkeypatch) -> None:
     """The size is a number from then on, and each batch size is captured again."""
     lines = ["v0 = torch.tanh(x) * self.weight", "v1 = y.abs()", "v2 = v0.cumsum(-1)"]
     text = Text(image=False, lines=lines, outputs=["v2", "v1"], cases=CASES[:1])
@@ -66,7 +66,7 @@ def test_a_size_that_is_asked_for_is_found(monkeypatch) -> None:
     assert shrunk(text, 0, recaptures).outputs == ["v1"]
 
 
-def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
+def test_jump_caused_by_rounding_is_no_fault() -> None:
     """The divergence of a distribution from itself is 0, or has the sign of a rounding error."""
     divergence = "F.kl_div(F.log_softmax(y, -1), F.softmax(y, -1), reduction='batchmean')"
     lines = [f"v0 = {divergence}", "v1 = torch.atan2(v0, v0)"]
@@ -75,7 +75,7 @@ def test_a_result_that_is_a_jump_at_a_rounding_error_shows_no_fault() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_rounding_errors_hide_no_fault(monkeypatch, dtype) -> None:
+def test_rounding_tolerance_does_not_hide_wrong_gradient(monkeypatch, dtype) -> None:
     """A gradient that is 1.5 times the right one is found in any dtype."""
     lines = ["v0 = torch.tanh(x) * self.weight", "v1 = v0.cumsum(-1)"]  # more than a single activation
     text = Text(image=False, lines=lines, outputs=["v1"], cases=CASES[:1], dtype=dtype)

@@ -17,11 +17,11 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("int
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["function", "helpers"])
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_random_programs_do_what_they_do_unfused(first, way) -> None:
+def test_random_programs_agree_with_eager(first, way) -> None:
     assert [problem(seed, way) for seed in range(first, first + 20)] == [""] * 20
 
 
-def test_a_random_program_as_a_module_does_what_it_does_unfused() -> None:
+def test_random_program_as_module_agrees_with_eager() -> None:
     torch._dynamo.reset()
     assert problem(1, "module") == ""
 
@@ -29,12 +29,12 @@ def test_a_random_program_as_a_module_does_what_it_does_unfused() -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("way", ["function", "helpers"])
 @pytest.mark.parametrize("first", range(1000, 2000, 100))
-def test_many_random_programs_do_what_they_do_unfused(first, way) -> None:
+def test_many_random_programs_agree_with_eager(first, way) -> None:
     assert [found for seed in range(first, first + 100) if (found := problem(seed, way))] == []
 
 
 @pytest.mark.slow
-def test_a_planted_fault_is_found(monkeypatch) -> None:
+def test_planted_fault_is_found_by_random_programs(monkeypatch) -> None:
     """A plan that does not compare lists and dicts is stale after one changes."""
     monkeypatch.setattr(_Walk, "_container", lambda self, value, place: None)
     found = [found for seed in range(60) if (found := problem(seed, "function"))]

@@ -71,7 +71,7 @@ REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore:a graph of .* runs unfused")  # torch's tracer refuses some, too
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_eager_torch_refuses_raises_its_error(name: str) -> None:
+def test_operands_refused_by_eager_raise_its_error(name: str) -> None:
     x = torch.randn(2, 3)
     model = Behind(REFUSED[name])
     with pytest.raises(RuntimeError) as eager:
@@ -86,7 +86,7 @@ def test_what_eager_torch_refuses_raises_its_error(name: str) -> None:
     "function",
     [lambda x, m: functional.elu(x, -0.5, inplace=True), lambda x, m: functional.leaky_relu(x, -0.5, inplace=True)],
 )
-def test_a_gradient_that_eager_torch_refuses_raises_its_error(
+def test_gradient_refused_by_eager_raises_its_error(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> None:
     x = torch.randn(2, 3)
@@ -111,7 +111,7 @@ TAKEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_what_eager_torch_takes_stays_in_kernels(name: str) -> None:
+def test_operands_accepted_by_eager_stay_in_kernels(name: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3)
     model = Behind(TAKEN[name])
@@ -140,7 +140,7 @@ def doubled_in_place(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         lambda x, y: (y * 2).expand_as(x),
     ],
 )
-def test_a_function_does_not_grow_in_place_on_a_later_call(function: Callable[..., torch.Tensor]) -> None:
+def test_in_place_operand_that_would_grow_raises_on_later_calls(function: Callable[..., torch.Tensor]) -> None:
     """A plan for the first call's shapes would serve all calls."""
     whole, row = torch.randn(2, 3), torch.randn(3)
     fused = ogt.fuse(function)
@@ -164,7 +164,7 @@ def test_a_function_does_not_grow_in_place_on_a_later_call(function: Callable[..
         lambda x: torch.broadcast_to(x * 2, (1, 3)),
     ],
 )
-def test_a_function_raises_what_eager_torch_does(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_fused_function_raises_eagers_error(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     x = torch.randn(2, 3)
     with pytest.raises((RuntimeError, ValueError)) as eager:
         function(x)
@@ -173,7 +173,7 @@ def test_a_function_raises_what_eager_torch_does(function: Callable[[torch.Tenso
     assert str(found.value) == str(eager.value)
 
 
-def test_weights_of_a_norm_may_be_f32_beside_16_bits() -> None:
+def test_norm_weights_may_be_f32_with_16_bit_input() -> None:
     torch.manual_seed(0)
     norm = nn.LayerNorm(8)
     model, x = nn.Sequential(norm, nn.SiLU()), torch.randn(4, 8, dtype=torch.bfloat16)
@@ -185,7 +185,7 @@ def test_weights_of_a_norm_may_be_f32_beside_16_bits() -> None:
     assert isinstance(one.forward, Program) and not one.forward.library_calls
 
 
-def test_a_loss_that_torch_compile_gets_wrong_runs_unfused() -> None:
+def test_loss_miscompiled_by_torch_compile_runs_unfused() -> None:
     torch.manual_seed(0)
     x, classes = torch.randn(2, 5), torch.tensor([[3, 0, -1, 1, 1], [2, -1, -1, -1, -1]])
     model = nn.MultiLabelMarginLoss()

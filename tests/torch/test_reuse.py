@@ -64,7 +64,7 @@ def run(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor], Captured]:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 8))])
-def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_reuse_keeps_bits_and_recomputed_values_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_GATHERED", 0)  # the setting of programs of large values
     monkeypatch.setattr(peak_recomputation, "SMALLEST", 1)
     torch.manual_seed(seed)
@@ -84,7 +84,7 @@ def test_reused_memory_changes_no_bit_and_recomputed_values_agree(seed: int, mon
         torch.testing.assert_close(own, other)
 
 
-def test_collectives_keep_the_memory_that_they_read() -> None:
+def test_memory_read_by_collectives_is_not_reused() -> None:
     """An op that is not PyTorch's own may still read its inputs after it has returned."""
     from torch.fx import Graph
 
@@ -114,14 +114,14 @@ _COUNTED = pytest.mark.xfail(
     ids=("silu", "relu", "relu, as few as once"),
 )
 @pytest.mark.sweep
-def test_the_peak_of_a_resnet(activation: type[nn.Module], mib: int) -> None:
+def test_resnet18_peak_memory_stays_within_limit(activation: type[nn.Module], mib: int) -> None:
     model = ogt.fuse(copy.deepcopy(zoo.resnet18(activation)))
     report = ogt.saved_tensors(model, torch.empty(128, 3, 32, 32), dry_run=True)
     assert report.totals.kept <= 302 * MIB
     assert report.peak.bytes <= mib * MIB
 
 
-def test_results_lie_in_memory_that_was_read_in_other_axes() -> None:
+def test_result_reuses_input_memory_of_another_shape() -> None:
     """A product of tokens is a matrix, and its activation has the axes of the tokens."""
     model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)).eval()
     fused, x = ogt.fuse(copy.deepcopy(model)), torch.randn(4, 5, 8)

@@ -84,13 +84,13 @@ def compared(function, *given, learned=None, rounding="store", exactly=False):
     ],
     ids=str,
 )
-def test_rotary_embedding_is_one_kernel_each_way(dtype, layout):
+def test_rotary_embedding_is_one_forward_and_one_backward_kernel(dtype, layout):
     q, k = STRIDED[layout](heads(dtype)), STRIDED[layout](heads(dtype))
     counts = compared(rotary, q, k, table(dtype), table(dtype), learned=(0, 1), rounding="each", exactly=True)
     assert all(kernels <= 2 and not calls for kernels, calls in counts)  # one for q, one for k
 
 
-def test_a_model_has_no_join_left():
+def test_llama_has_no_cat_left_outside_kernels():
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -129,7 +129,7 @@ def test_a_model_has_no_join_left():
         lambda x, c: rotated(torch.tanh(x) * c) * c + torch.tanh(x),  # slices of a value that is also read whole
     ],
 )
-def test_joins_and_slices_of_all_kinds_run_in_kernels(function):
+def test_all_kinds_of_cat_and_slice_run_in_kernels(function):
     for _, calls in compared(function, heads(), table()):
         assert calls == []
 
@@ -147,12 +147,12 @@ def test_joins_and_slices_of_all_kinds_run_in_kernels(function):
         lambda x, c: ((x * c)[..., :8] @ c.mT[..., :8, :]) * 2,  # a library call reads a slice
     ],
 )
-def test_other_joins_are_left_to_torch_and_right(function):
+def test_unsupported_cats_run_in_torch(function):
     forward, backward = compared(function, heads(), table())
     assert forward[1] or backward[1]
 
 
-def test_a_join_that_is_returned_is_what_eager_returns():
+def test_returned_cat_agrees_with_eager():
     def function(x, c):
         joined = rotated(x)
         return joined, joined * c, torch.cat((c, c), 0), x[..., :8] * 1
@@ -160,7 +160,7 @@ def test_a_join_that_is_returned_is_what_eager_returns():
     compared(function, heads(), table())
 
 
-def test_a_split_axis_is_the_same_memory():
+def test_axis_split_views_the_same_memory():
     split = AxisSplit(-2, 6, 3)
     x = torch.randn(4, 6, 5).transpose(0, 2)
     seen = x.as_strided(split.shape(x.shape), split.strides(x.shape, x.stride()))

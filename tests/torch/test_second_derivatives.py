@@ -60,7 +60,7 @@ def gradients(model, loss, x):
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", [ogt.fuse, lambda m: torch.compile(m, backend="opgraph")], ids=["fuse", "compile"])
 @pytest.mark.parametrize("loss", [penalty, heat, inner_step, forces], ids=lambda f: f.__name__)
-def test_losses_of_gradients(loss, wrap):
+def test_losses_of_gradients_agree_with_eager(loss, wrap):
     plain = network().double()
     fused = wrap(copy.deepcopy(plain))
     for rows in (4, 5, 7, 9):  # sizes are symbols from the second one on
@@ -83,7 +83,7 @@ class Inside(nn.Module):
         return self.second(F.silu(energy)) + slope[:, :2]
 
 
-def test_a_gradient_inside_of_a_forward():
+def test_gradient_computed_inside_forward_agrees_with_eager():
     plain = Inside().double()
     fused = ogt.fuse(copy.deepcopy(plain))
     for _ in range(3):
@@ -108,7 +108,7 @@ class Shared(nn.Module):
 
 
 @pytest.mark.parametrize("reads", [(0,), (1,), (0, 1)])
-def test_some_of_several_results_and_one_tensor_for_two_inputs(reads):
+def test_second_derivatives_with_shared_inputs_and_some_results(reads):
     plain = Shared()
     fused = ogt.fuse(copy.deepcopy(plain))
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_some_of_several_results_and_one_tensor_for_two_inputs(reads):
         torch.testing.assert_close(*found)
 
 
-def test_a_graph_that_is_kept_has_the_same_gradients_again():
+def test_retained_graph_gives_the_same_gradients_again():
     plain = network().double()
     fused = ogt.fuse(copy.deepcopy(plain))
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
@@ -135,14 +135,14 @@ def test_a_graph_that_is_kept_has_the_same_gradients_again():
     torch.autograd.grad(first.square().sum(), x)
 
 
-def test_gradients_of_gradients_by_differences():
+def test_fused_network_passes_gradgradcheck():
     model = ogt.fuse(network(2, 2, nn.SiLU).double())
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x, *parameters: model(x), (x, *model.parameters()))
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-def test_an_optimizer_that_estimates_curvature():
+def test_hutchinson_curvature_optimizer_agrees_with_eager():
     """Hutchinson's estimate, as in AdaHessian and Sophia: products of the Hessian with random signs."""
     plain = network().double()
     fused = ogt.fuse(copy.deepcopy(plain))
@@ -214,7 +214,7 @@ DRAWING = {
 
 
 @pytest.mark.parametrize("of", DRAWING.values(), ids=DRAWING)
-def test_gradients_that_could_be_differentiated_are_by_the_numbers_that_forward_drew(of):
+def test_create_graph_gradients_use_forwards_random_numbers(of):
     """With `create_graph=True` a graph may run again in backward, where it would draw other numbers."""
     plain = of(network())
     fused, x = ogt.fuse(copy.deepcopy(plain)), torch.randn(8, 3)
@@ -232,7 +232,7 @@ def test_gradients_that_could_be_differentiated_are_by_the_numbers_that_forward_
 RECURRENT = {"gru", "lstm", "miopen_rnn", "rnn_relu", "rnn_tanh"}
 
 
-def test_every_function_that_torch_says_draws_is_known_to():
+def test_every_random_aten_op_is_recognised():
     graph, missing, known = torch.fx.Graph(), set(), 0
     for schema in torch._C._jit_get_all_schemas():
         library, _, name = schema.name.partition("::")
@@ -255,7 +255,7 @@ QUIET = {
 
 
 @pytest.mark.parametrize("function", QUIET.values(), ids=QUIET)
-def test_functions_that_are_only_named_as_if_they_drew_have_second_derivatives(function):
+def test_deterministic_calls_of_random_ops_have_second_derivatives(function):
     plain = Applied(function, network(outputs=4)).double()
     fused, x = ogt.fuse(copy.deepcopy(plain)), torch.randn(4, 3, dtype=torch.float64)
     torch.testing.assert_close(gradients(fused, forces_of_all, x), gradients(plain, forces_of_all, x))
@@ -266,7 +266,7 @@ def forces_of_all(model, x):
 
 
 @pytest.mark.parametrize("of", [drawn, normed], ids=lambda f: f.__name__)
-def test_a_graph_that_would_compute_something_else_says_so(of):
+def test_second_derivative_of_a_random_graph_is_refused(of):
     model, x = ogt.fuse(of(network())), torch.randn(4, 3, requires_grad=True)
     (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
     with pytest.raises(Unimplemented, match="first derivatives alone"):
@@ -320,7 +320,7 @@ def in_a_checkpoint(f, x):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")
 @pytest.mark.parametrize("whole", [as_they_are, in_a_checkpoint], ids=lambda f: f.__name__)
-def test_a_custom_function_whose_backward_computes_says_so(whole):
+def test_second_derivative_of_custom_backward_with_ops_is_refused(whole):
     """Dynamo's graph does not show which part of it is under `no_grad`."""
     model, x = Between(lambda x: Square.apply(x), whole), torch.randn(4, 3, requires_grad=True)
     want = torch.autograd.grad(model(x).sum(), x)[0]
@@ -331,7 +331,7 @@ def test_a_custom_function_whose_backward_computes_says_so(whole):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")
-def test_a_custom_function_whose_backward_computes_nothing_is_differentiated():
+def test_custom_backward_without_ops_has_second_derivatives():
     model, x = Between(lambda x: Straight.apply(x), as_they_are), torch.randn(4, 3, requires_grad=True)
     want = gradients(copy.deepcopy(model), forces, x)
     for got, right in zip(gradients(ogt.fuse(model), forces, x), want, strict=True):
@@ -339,7 +339,7 @@ def test_a_custom_function_whose_backward_computes_nothing_is_differentiated():
 
 
 @pytest.mark.parametrize("is_attribute", [False, True], ids=["an argument", "an attribute"])
-def test_numbers_that_change_leave_gradients_differentiable(is_attribute):
+def test_changing_float_arguments_allow_second_derivatives(is_attribute):
     """Dynamo passes a float that changes as a tensor, which is freed after the call."""
 
     class Scaled(nn.Module):
@@ -361,7 +361,7 @@ def test_numbers_that_change_leave_gradients_differentiable(is_attribute):
             torch.testing.assert_close(a, b)
 
 
-def test_inputs_that_were_written_to_say_so():
+def test_second_derivative_after_write_into_an_input_is_refused():
     model, x = ogt.fuse(network()), torch.randn(4, 3, requires_grad=True)
     y = model(x).sum()
     with torch.no_grad():
@@ -377,7 +377,7 @@ def test_inputs_that_were_written_to_say_so():
     ids=["gumbel softmax", "dropout"],
 )
 @pytest.mark.parametrize("is_leaf", [True, False])
-def test_a_graph_that_draws_says_so_where_what_it_keeps_is_cut_off_from_its_inputs(fn, is_leaf):
+def test_second_derivative_of_detached_random_graph_is_refused(fn, is_leaf):
     """AOTAutograd's gradient depends on no input then, and `allow_unused` would give None."""
     leaf = torch.rand(2, 4, 8, requires_grad=True)
     x = leaf if is_leaf else leaf * 3
@@ -387,7 +387,7 @@ def test_a_graph_that_draws_says_so_where_what_it_keeps_is_cut_off_from_its_inpu
         torch.autograd.grad(slope.square().sum(), leaf, allow_unused=True)
 
 
-def test_a_gradient_that_is_the_same_for_all_inputs_may_be_differentiated():
+def test_constant_gradient_may_be_differentiated():
     """Example: dropout alone keeps no tensor that depends on its inputs."""
     x = torch.rand(2, 4, 8, requires_grad=True)
     y = torch.compile(lambda x: x * 2 + F.dropout(x, 0.5), backend="opgraph", fullgraph=True)(x)
@@ -410,7 +410,7 @@ class Heads(nn.Module):
         return h, x @ self.b.weight, h.detach().mean()
 
 
-def test_a_result_that_a_gradient_does_not_come_from_leaves_gradients_undefined():
+def test_unused_result_leaves_second_gradients_undefined():
     found = []
     for model in (Heads(), ogt.fuse(Heads())):
         x = torch.ones(2, 3, requires_grad=True)
@@ -434,7 +434,7 @@ def test_parameters_may_be_frozen_between_forward_and_backward(frozen):
     torch.testing.assert_close(*found)
 
 
-def test_a_graph_runs_again_without_the_callers_autocast():
+def test_recomputed_graph_ignores_the_callers_autocast():
     class Steep(nn.Module):
         def __init__(self):
             super().__init__()
@@ -453,7 +453,7 @@ def test_a_graph_runs_again_without_the_callers_autocast():
     torch.testing.assert_close(*found, rtol=0.02, atol=1.0)  # eager's products are in bf16
 
 
-def test_an_argument_that_is_gone_stands_for_the_leaves_behind_it():
+def test_second_derivative_through_a_freed_argument_is_refused():
     """Backward may start at gradients of the leaves alone, which no parameter of the model leads to."""
     before, model = nn.Linear(3, 3), ogt.fuse(nn.Sequential(nn.Tanh(), nn.Linear(3, 1, bias=False)))
     (slope,) = torch.autograd.grad(model(before(torch.ones(4, 3))).sum(), model[1].weight, create_graph=True)
@@ -461,7 +461,7 @@ def test_an_argument_that_is_gone_stands_for_the_leaves_behind_it():
         torch.autograd.grad(slope.square().sum(), list(before.parameters()))
 
 
-def test_a_graph_that_only_writes_into_an_input_says_so():
+def test_second_derivative_of_a_write_into_an_input_is_refused():
     class Adds(nn.Module):
         def __init__(self):
             super().__init__()

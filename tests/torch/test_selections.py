@@ -42,7 +42,7 @@ class Largest(nn.Module):
 @pytest.mark.parametrize("memory", ["least", "fast", 0.5])
 @pytest.mark.parametrize("axis", [0, -1])
 @pytest.mark.parametrize("how", ["added", "of all", "of sizes", "compared", "by index"])
-def test_some_element_is_the_largest(how: str, axis: int, memory: Memory) -> None:
+def test_some_element_equals_its_maximum(how: str, axis: int, memory: Memory) -> None:
     torch.manual_seed(0)
     model = Largest(how, axis)
     x = torch.randn(33, 48, requires_grad=True)
@@ -54,7 +54,7 @@ def test_some_element_is_the_largest(how: str, axis: int, memory: Memory) -> Non
     torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
-def test_a_byte_of_each_element_is_kept_for_it() -> None:
+def test_comparison_with_maximum_saves_one_byte_per_element() -> None:
     x = torch.randn(32, 48, requires_grad=True)
     kept = ogt.saved_tensors(ogt.fuse(Largest("added", -1)), x).to_dict()["totals"]["kept"]
     assert kept == x.numel() * (4 + 1) + 4 * len(x)  # the input, a mask, one number for each row
@@ -120,7 +120,7 @@ class Compared(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", _WAYS)
-def test_a_value_and_what_is_selected_from_it_are_of_one_computation(how: str) -> None:
+def test_value_and_its_selection_come_from_one_computation(how: str) -> None:
     torch.manual_seed(0)
     x = torch.randn(33, 48)
     model, fused = Compared(how), ogt.fuse(Compared(how))
@@ -143,7 +143,7 @@ class Maxout(nn.Module):
         return torch.maximum(first, second)
 
 
-def test_a_comparison_of_two_parts_of_a_value_keeps_the_input_alone() -> None:
+def test_maxout_saves_only_its_input() -> None:
     x = torch.randn(32, 48, requires_grad=True)
     assert ogt.saved_tensors(ogt.fuse(Maxout()), x).to_dict()["totals"]["kept"] == 4 * x.numel()
 
@@ -157,7 +157,7 @@ class SpelledTwice(nn.Module):
         return torch.where(found, x.sin(), v), found
 
 
-def test_a_value_that_is_written_twice_is_one_without_gradients_too() -> None:
+def test_repeated_expression_is_computed_once_in_inference() -> None:
     torch.manual_seed(1)
     x = torch.randn(33, 48, dtype=torch.bfloat16)
     with torch.no_grad():

@@ -116,6 +116,6 @@ assert ogt.check_inplace(eager, x).ok
 
 @pytest.mark.slow
 @pytest.mark.parametrize("knows_level", [True, False])
-def test_stand_ins_give_the_same_results(knows_level: bool) -> None:
+def test_replacements_of_private_torch_functions_agree(knows_level: bool) -> None:
     done = subprocess.run([sys.executable, "-c", CODE, str(knows_level)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

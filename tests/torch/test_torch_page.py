@@ -18,7 +18,7 @@ PAGE = (ROOT / "specs" / "torch.md").read_text()
 
 
 @pytest.mark.slow
-def test_the_example_runs(tmp_path: Path) -> None:
+def test_example_on_the_torch_page_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -29,14 +29,14 @@ def test_the_example_runs(tmp_path: Path) -> None:
         assert "a library op" in done.stdout
 
 
-def test_every_name_and_file_exists() -> None:
+def test_every_name_and_file_on_the_page_exists() -> None:
     for name in set(re.findall(r"\bogt\.(\w+)", PAGE)):
         assert hasattr(ogt, name), name
     for path in set(re.findall(r"`(?:python )?((?:tests|opgraph|specs)/[\w./]+)`", PAGE)):
         assert (ROOT / path).exists(), path
 
 
-def test_the_reason_quoted_for_naf1_is_the_one_given() -> None:
+def test_quoted_why_rerun_of_naf1_is_current() -> None:
     from opgraph.torch.naf1 import NAF1
 
     fused = ogt.fuse(NAF1().forward)

@@ -48,13 +48,13 @@ X = torch.linspace(-3, 3, 24).reshape(4, 6)
 # -- graphs --
 
 
-def test_a_graph_has_the_names_of_the_function() -> None:
+def test_graph_inputs_are_named_after_parameters() -> None:
     graph = trace(swish, X, torch.tensor(1.5)).graph
     assert str(graph).startswith("graph(x: f32[d0,d1], a: f32[]) -> (out)")
     assert [op.kind for op in graph.ops] == ["Multiply", "Sigmoid", "Multiply"]
 
 
-def test_ops_are_named_after_the_line_that_they_come_from() -> None:
+def test_ops_are_named_after_their_source_line() -> None:
     def two(x):
         y = x.exp()
         return y.log()
@@ -63,7 +63,7 @@ def test_ops_are_named_after_the_line_that_they_come_from() -> None:
     assert [op.name for op in trace(two, X).graph.ops] == [f"test_trace.py:{line + 1}", "out"]
 
 
-def test_one_graph_serves_all_sizes_of_a_pattern() -> None:
+def test_one_graph_serves_all_sizes_of_a_broadcast_pattern() -> None:
     tracer = Tracer(swish)
     shapes = [((4, 6), (6,)), ((2, 3), (3,)), ((4, 6), (1,)), ((1, 6), (6,)), ((4, 6), (4, 1)), ((0, 3), (3,))]
     graphs = [tracer((torch.randn(a), torch.randn(b)), {}).traced.graph for a, b in shapes]
@@ -74,7 +74,7 @@ def test_one_graph_serves_all_sizes_of_a_pattern() -> None:
         assert same(og.evaluate(graph, {"x": x, "a": y}, dtype=None), swish(x, y))
 
 
-def test_what_does_not_reach_the_result_is_left_out() -> None:
+def test_dead_ops_are_removed_from_the_graph() -> None:
     def wasteful(x, unused):
         x.sin()
         unused.cos()
@@ -84,7 +84,7 @@ def test_what_does_not_reach_the_result_is_left_out() -> None:
     assert (found.inputs, [op.kind for op in found.graph.ops]) == (("x",), ["Add"])
 
 
-def test_parameters_buffers_cells_and_globals_are_captured_under_their_names() -> None:
+def test_captured_tensors_are_named_after_their_variables() -> None:
     class Act(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -102,7 +102,7 @@ def test_parameters_buffers_cells_and_globals_are_captured_under_their_names() -
     assert trace(act, X + 1).inputs == ("x", "slope", "shift", "cell", "X")
 
 
-def test_a_captured_tensor_that_is_used_twice_is_one_input() -> None:
+def test_captured_tensor_used_twice_is_one_input() -> None:
     w = torch.rand(6)
     assert trace(lambda x: x * w + w, X).inputs == ("x", "w")
 
@@ -110,7 +110,7 @@ def test_a_captured_tensor_that_is_used_twice_is_one_input() -> None:
 # -- parameters stay in torch --
 
 
-def test_arithmetic_on_tensors_of_no_dimension_stays_in_torch() -> None:
+def test_arithmetic_on_scalar_tensors_stays_in_torch() -> None:
     a = torch.tensor(0.3, requires_grad=True)
 
     def function(x, a):
@@ -123,7 +123,7 @@ def test_arithmetic_on_tensors_of_no_dimension_stays_in_torch() -> None:
     assert same(evaluated(run), function(X, a).detach())
 
 
-def test_a_python_branch_on_a_parameter_is_another_way_through() -> None:
+def test_branch_on_a_parameter_makes_separate_graphs() -> None:
     def function(x, a):
         return x * a if a > 0 else x - a
 
@@ -132,7 +132,7 @@ def test_a_python_branch_on_a_parameter_is_another_way_through() -> None:
     assert kinds == ["Multiply", "Subtract", "Multiply"]
 
 
-def test_a_run_that_does_what_an_earlier_one_did_makes_no_graph() -> None:
+def test_identical_trace_reuses_the_graph() -> None:
     tracer = Tracer(lambda x, a: torch.where(x > 0, x * a, x.exp()) + 1.5)
     first = tracer((X, torch.tensor(1.0)), {}).traced
     assert tracer((X, torch.tensor(2.0)), {}).traced is first
@@ -146,7 +146,7 @@ def test_numbers_that_differ_make_different_graphs() -> None:
 
 
 @pytest.mark.parametrize("order", [0.2, 0.9, 1.1, 1.8])
-def test_naf1_as_posted(order: float) -> None:
+def test_traced_naf1_agrees_with_eager(order: float) -> None:
     act = naf1.with_order(order).double()
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     run = Tracer(act.forward)((x,), {})
@@ -167,7 +167,7 @@ def test_naf1_has_one_graph_for_all_orders() -> None:
 # -- views, in-place arithmetic, fills --
 
 
-def test_views_of_arguments_are_inputs_without_a_copy() -> None:
+def test_views_of_arguments_are_graph_inputs_without_copy() -> None:
     def swiglu(x):
         a, b = x.chunk(2, -1)
         return F.silu(a) * b
@@ -197,7 +197,7 @@ def test_a_view_of_a_parameter_stays_in_torch() -> None:
     assert same(traced(function, x), function(x).detach())
 
 
-def test_detached_values_have_no_gradient() -> None:
+def test_detach_stops_gradients() -> None:
     def rounded(x):
         return x + (torch.round(x) - x).detach()  # the straight-through estimator
 
@@ -210,7 +210,7 @@ def test_detached_values_have_no_gradient() -> None:
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], X)
 
 
-def test_arithmetic_in_place_on_fresh_values() -> None:
+def test_in_place_arithmetic_on_computed_values() -> None:
     def function(x, y):
         h = x * 2
         k = h
@@ -249,7 +249,7 @@ CONVERSIONS = {
 @pytest.mark.filterwarnings("ignore:To copy construct", "ignore:torch.asarray")
 @pytest.mark.parametrize("rerun", [False, True])
 @pytest.mark.parametrize("name", CONVERSIONS)
-def test_conversions_of_traced_tensors_are_part_of_the_kernel(name: str, rerun: bool) -> None:
+def test_dtype_conversions_are_traced(name: str, rerun: bool) -> None:
     found = []
     fused: Any = fuse(CONVERSIONS[name])
     if rerun:
@@ -263,7 +263,7 @@ def test_conversions_of_traced_tensors_are_part_of_the_kernel(name: str, rerun: 
         torch.testing.assert_close(call, found[0])
 
 
-def test_fills_take_the_shape_of_their_tensor() -> None:
+def test_fills_take_the_shape_of_their_template() -> None:
     row = torch.rand(6)
     for function in (
         lambda x: torch.where(x > 0, torch.ones_like(x), torch.zeros_like(x)),
@@ -275,7 +275,7 @@ def test_fills_take_the_shape_of_their_tensor() -> None:
         assert same(traced(function, X), function(X))
 
 
-def test_casts() -> None:
+def test_casts_agree_with_eager() -> None:
     for function in (
         lambda x: x.half() + x.double(),
         lambda x: (x * 2).to(torch.bfloat16).float(),
@@ -288,7 +288,7 @@ def test_casts() -> None:
         assert same(traced(function, X), function(X), rtol=1e-2)
 
 
-def test_questions_about_a_traced_tensor_have_the_answers_of_the_real_one() -> None:
+def test_traced_tensor_has_the_real_tensors_metadata() -> None:
     answers = []
 
     def function(x):
@@ -314,7 +314,7 @@ def test_questions_about_a_traced_tensor_have_the_answers_of_the_real_one() -> N
 Pair = collections.namedtuple("Pair", "a b")
 
 
-def test_results_have_the_functions_structure() -> None:
+def test_nested_result_structure_is_kept() -> None:
     a = torch.tensor(2.0)
 
     def function(x):
@@ -329,7 +329,7 @@ def test_results_have_the_functions_structure() -> None:
     assert same(got["list"][0], want["list"][0])
 
 
-def test_a_result_that_is_an_argument_or_a_copy_of_one() -> None:
+def test_results_may_be_arguments_or_their_copies() -> None:
     assert traced(lambda x: x, X) is X
     copied = trace(lambda x: x.clone(), X)
     assert [op.kind for op in copied.graph.ops] == ["Identity"]
@@ -337,13 +337,13 @@ def test_a_result_that_is_an_argument_or_a_copy_of_one() -> None:
     assert [op.kind for op in two.graph.ops] == ["Identity"]
 
 
-def test_data_may_be_in_lists_and_by_keyword() -> None:
+def test_tensors_in_lists_dicts_and_keywords_are_inputs() -> None:
     run = Tracer(lambda xs, *, scale: xs[0] * xs[1]["y"] * scale)(([X, {"y": X + 1}],), {"scale": X - 1})
     assert run.traced.inputs == ("xs_0", "xs_1_y", "scale")
     assert same(evaluated(run), X * (X + 1) * (X - 1))
 
 
-def test_a_function_without_data_runs_as_it_is() -> None:
+def test_function_without_tensor_computation_runs_unfused() -> None:
     assert Tracer(lambda a: a * 2)((torch.tensor(3.0),), {}).kept[0] == 6
     with pytest.raises(InvalidArguments, match="computes nothing from its tensor arguments"):
         trace(lambda x: 3, X)
@@ -370,7 +370,7 @@ def line_of(function, text: str) -> int:
         lambda x: torch.equal(x, x),  # BAD
     ],
 )
-def test_branches_on_data_are_refused_naming_the_line(body) -> None:
+def test_data_dependent_branch_is_refused_with_its_line(body) -> None:
     with pytest.raises(InvalidArguments) as caught:
         trace(body, X)
     assert f"test_trace.py:{line_of(body, '# BAD')} in" in caught.value.where
@@ -403,7 +403,7 @@ def test_branches_on_data_are_refused_naming_the_line(body) -> None:
         (lambda x: Squares.apply(x), Unimplemented, "in a torch.autograd.Function"),
     ],
 )
-def test_what_cannot_be_fused_is_refused_naming_the_line(body, error, what: str) -> None:
+def test_unsupported_call_is_refused_with_its_line(body, error, what: str) -> None:
     with pytest.raises(error, match=what) as caught:
         trace(body, X)
     assert isinstance(caught.value, OpGraphError)
@@ -412,13 +412,13 @@ def test_what_cannot_be_fused_is_refused_naming_the_line(body, error, what: str)
 
 
 @pytest.mark.parametrize("name", ["__radd__", "__add__", "__rand__", "__lt__"])
-def test_operators_called_by_name_are_refused_as_operators_are(name: str) -> None:
+def test_dunder_methods_are_refused_like_operators(name: str) -> None:
     """Torch's operators return NotImplemented where a TypeError is raised."""
     with pytest.raises(Unimplemented, match="of int16 cannot be fused"):
         trace(lambda x: getattr(torch.Tensor, name)(x, 3), torch.ones(3, dtype=torch.int16))
 
 
-def test_what_no_tensor_has_is_torchs_error_at_the_users_line() -> None:
+def test_unknown_tensor_attribute_raises_at_the_users_line() -> None:
     body = lambda x: x.nonsense()  # noqa: E731  # BAD
     with pytest.raises(AttributeError, match=f"'Tensor' object has no attribute 'nonsense'.*{line_of(body, '# BAD')}"):
         trace(body, X)
@@ -426,7 +426,7 @@ def test_what_no_tensor_has_is_torchs_error_at_the_users_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["dropout", "dropout2d", "alpha_dropout"])
-def test_outside_of_training_dropout_does_nothing(name: str) -> None:
+def test_dropout_in_evaluation_does_nothing(name: str) -> None:
     function = getattr(F, name)
     assert same(traced(lambda x: function(x, 0.5, training=False) * 2, X), X * 2)
     assert same(traced(lambda x: function(x * 2, 0.5, False), X), X * 2)
@@ -437,7 +437,7 @@ def test_outside_of_training_dropout_does_nothing(name: str) -> None:
     assert same(traced(lambda x: drop(x) * 2, X), X * 2)
 
 
-def test_outside_of_training_rrelu_has_the_middle_slope() -> None:
+def test_rrelu_in_evaluation_uses_the_mean_slope() -> None:
     assert same(traced(lambda x: F.rrelu(x * 1, 0.1, 0.3, inplace=True), X), F.rrelu(X, 0.1, 0.3))
 
 
@@ -449,12 +449,12 @@ def test_outside_of_training_rrelu_has_the_middle_slope() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_of_other_kinds_are_refused_by_name(make, what: str) -> None:
+def test_unsupported_tensor_kinds_are_refused_by_name(make, what: str) -> None:
     with pytest.raises(InvalidArguments, match=f"{what} tensor"):
         fuse(lambda x: x * 2)(make())
 
 
-def test_what_cannot_be_fused_at_all_is_refused_before_it_is_called() -> None:
+def test_fuse_refuses_invalid_arguments_at_once() -> None:
     for wrong, what in ((torch.nn.SiLU, "SiLU is a class"), (3, "type int"), (X, "type Tensor")):
         with pytest.raises(InvalidArguments, match=what):
             fuse(wrong)
@@ -472,12 +472,12 @@ def test_what_cannot_be_fused_at_all_is_refused_before_it_is_called() -> None:
         unfuse(fuse(swish))
 
 
-def test_shapes_that_do_not_broadcast_are_torchs_error_at_the_users_line() -> None:
+def test_incompatible_shapes_raise_torchs_error() -> None:
     with pytest.raises(RuntimeError, match="broadcast"):
         trace(lambda x: x + torch.rand(5), X)
 
 
-def test_a_value_of_an_earlier_run_is_refused() -> None:
+def test_traced_value_of_an_earlier_call_is_refused() -> None:
     kept = []
 
     def function(x):
@@ -490,11 +490,11 @@ def test_a_value_of_an_earlier_run_is_refused() -> None:
         tracer((X,), {})
 
 
-def test_pi_and_other_numbers_are_constants() -> None:
+def test_python_floats_are_constants() -> None:
     assert same(traced(lambda x: x * math.pi + 2**0.5, X), X * math.pi + 2**0.5)
 
 
-def test_what_is_detached_needs_no_gradient_as_in_eager() -> None:
+def test_detached_results_require_no_grad_as_in_eager() -> None:
     def several(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = torch.tanh(x) * x
         return y, y.detach(), torch.floor(x), x.detach() * 2

@@ -69,7 +69,7 @@ def widened(args: list) -> list:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("func,found", CALLS, ids=[f"{i}-{name_of(func)}" for i, (func, _) in enumerate(CALLS)])
-def test_a_traced_call_is_the_eager_call(func, found: Found, dtype: str) -> None:
+def test_every_traced_call_agrees_with_eager(func, found: Found, dtype: str) -> None:
     kind = getattr(torch, dtype)
     args = sample(func, found, kind)
 
@@ -130,7 +130,7 @@ def traced_gradients(func, args: list) -> list:
 
 
 @pytest.mark.parametrize("signature", FUNCTIONS)
-def test_gradients_at_kinks_and_ties_are_torchs(signature: str) -> None:
+def test_gradients_at_kinks_and_ties_agree_with_torch(signature: str) -> None:
     func, found = FUNCTIONS[signature]
     args = at_every_point(found)
     leaves = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
@@ -163,7 +163,7 @@ CLAMPS = {
 
 @pytest.mark.parametrize("version", [(2, 13), (2, 14), None], ids=["up to 2.13", "since 2.14", "the one installed"])
 @pytest.mark.parametrize("name", CLAMPS)
-def test_a_clamp_is_differentiated_at_its_bounds_as_that_torch_does(
+def test_clamp_gradient_at_bounds_follows_torch_version(
     name: str, version: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     func, worth, inside = CLAMPS[name]
@@ -188,7 +188,7 @@ BOUNDED = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", BOUNDED)
-def test_a_gradient_at_nan_is_torchs_where_something_is_bounded(name: str, dtype) -> None:
+def test_clamp_like_gradients_at_nan_agree_with_torch(name: str, dtype) -> None:
     """It is 1 for relu6 and hardtanh, 0 for clamp by numbers, and 1 by tensors since 2.14."""
     x = torch.tensor([math.nan, 0.5], dtype=dtype, requires_grad=True)
     m = torch.zeros(2, dtype=dtype)
@@ -200,7 +200,7 @@ def test_a_gradient_at_nan_is_torchs_where_something_is_bounded(name: str, dtype
 
 @pytest.mark.parametrize("form", ["tensor", "0-d", "int", "float", "bool"])
 @pytest.mark.parametrize("first", ARITHMETIC, ids=str)
-def test_promotion_is_torchs(first, form: str) -> None:
+def test_type_promotion_agrees_with_torch(first, form: str) -> None:
     """For every pair of dtypes, and for numbers and tensors of no dimension on either side."""
     x = torch.tensor([[0, 1, 2], [3, 1, 0]]).to(first)
     others = {
@@ -228,7 +228,7 @@ def test_promotion_is_torchs(first, form: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_numbers_meet_narrow_floats_as_in_torch_or_in_f32(dtype) -> None:
+def test_scalars_with_16_bit_tensors_round_as_eager_or_exactly(dtype) -> None:
     x = torch.linspace(-4, 4, 999).to(dtype)
     a = torch.tensor(1.7023)
     for function in (
@@ -248,7 +248,7 @@ UNARY_ON_INTEGERS = ("sigmoid", "exp", "floor", "round", "abs", "sqrt", "neg", "
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64], ids=str)
 @pytest.mark.parametrize("name", UNARY_ON_INTEGERS)
-def test_functions_of_integers(name: str, dtype) -> None:
+def test_unary_functions_of_integers_agree_or_are_refused(name: str, dtype) -> None:
     x = torch.tensor([0, 1, 2, 7], dtype=dtype)
     function = getattr(torch, name)
     try:
@@ -270,14 +270,14 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_of_torch_nn_functional(name: str) -> None:
+def test_nn_functional_activations_agree_with_eager(name: str) -> None:
     function = getattr(torch.nn.functional, name)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     got, eager = traced(function, x), function(x)
     assert torch.allclose(got, eager, rtol=1e-5, atol=1e-6)
 
 
-def test_arguments_by_keyword_and_their_defaults() -> None:
+def test_keyword_and_default_arguments_agree_with_eager() -> None:
     x = torch.linspace(-30, 30, 101, dtype=torch.float64)
     f = torch.nn.functional
     for function in (
@@ -305,7 +305,7 @@ def test_arguments_by_keyword_and_their_defaults() -> None:
         assert torch.allclose(got, eager, rtol=1e-12, atol=1e-13, equal_nan=True)
 
 
-def test_what_opgraph_lacks_is_refused_with_the_functions_name() -> None:
+def test_unsupported_function_is_refused_by_name() -> None:
     with pytest.raises(Unimplemented, match="polygamma"):
         traced(lambda x: torch.polygamma(3, x), torch.rand(3))
 
@@ -315,7 +315,7 @@ def test_what_opgraph_lacks_is_refused_with_the_functions_name() -> None:
     [(torch.float32, (-0.3, 0.7)), (torch.float32, (0.0, 6.0)), (torch.bfloat16, (-1.0, 1.0))],
     ids=str,
 )
-def test_hardtanh_keeps_its_output_and_has_torchs_gradient(dtype, ends) -> None:
+def test_hardtanh_saves_its_output_and_has_torchs_gradient(dtype, ends) -> None:
     points = [0.0, -0.0, 6.0, -1.0, 1.0, -0.3, 0.7, 0.5, 3.0, -9.0, 9.0, math.inf, -math.inf, math.nan]
     x = torch.tensor(points, dtype=dtype).requires_grad_()
     function = fuse(lambda x: torch.nn.functional.hardtanh(x, *ends))
@@ -329,7 +329,7 @@ def test_hardtanh_keeps_its_output_and_has_torchs_gradient(dtype, ends) -> None:
 
 
 @pytest.mark.parametrize("name", ["sign", "sgn"])
-def test_the_sign_of_nan_is_torchs(name: str) -> None:
+def test_sign_of_nan_agrees_with_torch(name: str) -> None:
     x = torch.tensor([math.nan, -0.0, 3.0, -math.inf], requires_grad=True)
     function = getattr(torch, name)
     results = [f(x) for f in (fuse(lambda x: function(x)), function)]
@@ -337,7 +337,7 @@ def test_the_sign_of_nan_is_torchs(name: str) -> None:
     torch.testing.assert_close(*[torch.autograd.grad(y.sum(), x)[0] for y in results], rtol=0, atol=0)
 
 
-def test_hardsigmoid_is_as_accurate_next_to_its_zero_as_torchs() -> None:
+def test_hardsigmoid_near_its_zero_is_as_accurate_as_torchs() -> None:
     x = torch.linspace(-3, -2.9, 1000)
     hardsigmoid = torch.nn.functional.hardsigmoid
     got, eager, truth = fuse(lambda x: hardsigmoid(x))(x), hardsigmoid(x), hardsigmoid(x.double())
@@ -345,7 +345,7 @@ def test_hardsigmoid_is_as_accurate_next_to_its_zero_as_torchs() -> None:
 
 
 @pytest.mark.parametrize("slope", [torch.tensor([0.3]), torch.tensor(0.3)], ids=["one axis", "none"])
-def test_prelu_of_one_number(slope: torch.Tensor) -> None:
+def test_prelu_of_a_scalar_tensor(slope: torch.Tensor) -> None:
     x = torch.tensor(-2.0, requires_grad=True)
     prelu = torch.nn.functional.prelu
     got, eager = fuse(lambda x, w: prelu(x, w))(x, slope), prelu(x, slope)
@@ -363,7 +363,7 @@ def test_prelu_of_one_number(slope: torch.Tensor) -> None:
         (lambda x: (x * 1).mul_(1.5), (torch.arange(3),)),
     ],
 )
-def test_what_torch_refuses_is_refused_in_its_words(call, args) -> None:
+def test_arguments_refused_by_torch_raise_its_message(call, args) -> None:
     with pytest.raises(RuntimeError) as eager:
         call(*args)
     words = re.escape(str(eager.value).splitlines()[0][:30])
@@ -385,14 +385,14 @@ class Calls(torch.nn.Module):
         return self.function(*args)
 
 
-def test_copysign_has_a_gradient_by_its_second_operand() -> None:
+def test_copysign_has_zero_gradient_for_its_sign_operand() -> None:
     x, y = torch.tensor([1.0, -2.0, math.inf]), torch.tensor([-0.0, 3.0, -1.0], requires_grad=True)
     got = fuse(lambda x, y: torch.copysign(x, y))(x, y)
     assert torch.equal(got, torch.copysign(x, y))
     assert torch.equal(torch.autograd.grad(got.sum(), y)[0], torch.zeros(3))
 
 
-def test_a_sigmoids_logarithm_of_large_numbers_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logsigmoid_of_large_numbers_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     x = torch.tensor([-500.0, -90.0, -1.0, 500.0])
     with warnings.catch_warnings():
@@ -417,7 +417,7 @@ def placed(tensor: torch.Tensor, sizes: tuple[int, ...], axes: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("signature", FUNCTIONS)
-def test_results_lie_in_memory_as_torch_lays_them(signature: str) -> None:
+def test_results_have_torchs_strides(signature: str) -> None:
     func, found = FUNCTIONS[signature]
     for dtype, places in itertools.product((torch.float32, torch.int32), PLACED):
         rest = iter(places)
@@ -437,7 +437,7 @@ def strides(tensor: torch.Tensor) -> list[int]:
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
 
 
-def test_results_and_what_is_kept_lie_as_torch_lays_the_results() -> None:
+def test_results_of_permuted_inputs_have_torchs_strides_and_gradients() -> None:
     def function(x, y):
         return torch.copysign(x, y) * torch.lerp(x.exp(), y, x.sigmoid()), x + y
 
@@ -449,7 +449,7 @@ def test_results_and_what_is_kept_lie_as_torch_lays_the_results() -> None:
 
 
 @pytest.mark.parametrize("func", [torch.remainder, torch.fmod, torch.floor_divide])
-def test_a_quotient_of_computed_integers_lies_as_torch_lays_it(func, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotient_of_computed_integers_has_torchs_strides(func, monkeypatch: pytest.MonkeyPatch) -> None:
     """New memory may hold zeros, and torch raises for an integer division by zero."""
     monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
     x, y = (placed(torch.empty(0).long(), *place) for place in (((5, 10, 5), (1, 2, 0)), ((10, 5), (1, 0))))
@@ -475,7 +475,7 @@ def ulps_off(found: torch.Tensor, truth: torch.Tensor, dtype: torch.dtype) -> fl
 
 @pytest.mark.parametrize("exponent", [0.5, -0.5, -1])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_derivatives_of_powers_are_not_by_rounded_results(
+def test_power_derivatives_do_not_use_rounded_results(
     exponent: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch's derivatives use the base too."""
@@ -492,7 +492,7 @@ def test_derivatives_of_powers_are_not_by_rounded_results(
 
 @pytest.mark.parametrize("eps", [0.2, 1e-6, 0.7, 0.0])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_logit_rounds_neither_its_ends_nor_its_quotient(
+def test_logit_does_not_round_its_bounds_or_quotient_to_16_bits(
     eps: float, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
@@ -519,14 +519,14 @@ WITH_NUMBERS = {
 
 
 @pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_numbers_that_are_not_finite_are_refused_where_torch_has_rules_for_them(name: str) -> None:
+def test_non_finite_parameters_are_refused_in_tracing(name: str) -> None:
     with pytest.raises(Unimplemented, match=name):
         traced(lambda x: WITH_NUMBERS[name](x, math.nan), torch.rand(3))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_in_captured_graphs_torch_computes_with_numbers_that_are_not_finite(name: str, number: float) -> None:
+def test_non_finite_parameters_in_captured_graphs_agree_with_eager(name: str, number: float) -> None:
     if (name, number) == ("hardtanh", math.inf):
         number = -number  # torch refuses bounds out of order
 
@@ -543,7 +543,7 @@ def test_in_captured_graphs_torch_computes_with_numbers_that_are_not_finite(name
 
 
 @pytest.mark.parametrize("where", [0.0, 1.0])
-def test_the_gradient_of_logit_is_infinite_at_its_ends(where: float) -> None:
+def test_logit_gradient_is_infinite_at_0_and_1(where: float) -> None:
     x = torch.full((3,), where, requires_grad=True)
     (gradient,) = torch.autograd.grad(fuse(lambda x: torch.logit(x, eps=0.0))(x).sum(), x)
     assert torch.equal(gradient, torch.full((3,), math.inf))

@@ -31,7 +31,7 @@ def curves(request: pytest.FixtureRequest) -> dict[str, Curve]:
         torch.set_num_threads(threads)
 
 
-def test_every_loss_is_within_twice_eagers_distance_from_float64(curves: dict[str, Curve]) -> None:
+def test_fused_losses_are_as_near_to_float64_as_eagers(curves: dict[str, Curve]) -> None:
     def farthest(way: str) -> float:
         pairs = zip(curves[way].losses, curves[EXACT].losses, strict=True)
         return max(abs(loss - exact) / exact for loss, exact in pairs)
@@ -40,7 +40,7 @@ def test_every_loss_is_within_twice_eagers_distance_from_float64(curves: dict[st
     assert farthest(FUSED) <= 2 * farthest(EAGER) + 2 * RESOLUTION
 
 
-def test_the_trained_parameters_are_as_near_to_float64_as_eagers(curves: dict[str, Curve]) -> None:
+def test_trained_parameters_are_as_near_to_float64_as_eagers(curves: dict[str, Curve]) -> None:
     def distance(way: str) -> float:
         return float((curves[way].end - curves[EXACT].end).norm())
 
@@ -48,7 +48,7 @@ def test_the_trained_parameters_are_as_near_to_float64_as_eagers(curves: dict[st
     assert 0 < distance(FUSED) <= 1.25 * distance(EAGER) < 1e-3 * moved
 
 
-def test_fusing_moves_the_trained_parameters_less_than_f32_itself_does(curves: dict[str, Curve]) -> None:
+def test_fusing_changes_trained_parameters_less_than_f32_rounding(curves: dict[str, Curve]) -> None:
     by_fusing = float((curves[FUSED].end - curves[EAGER].end).norm())
     by_rounding = float((curves[EAGER].end - curves[EXACT].end).norm())
     assert by_fusing <= by_rounding
@@ -57,7 +57,7 @@ def test_fusing_moves_the_trained_parameters_less_than_f32_itself_does(curves: d
 @pytest.mark.parametrize(
     ("name", "unit"), [("CNN, swish trained per channel", "swish"), ("Llama-like, SwiGLU", "swiglu")]
 )
-def test_what_trains_is_fused(name: str, unit: str) -> None:
+def test_trained_models_are_fused(name: str, unit: str) -> None:
     case = CASES[name]
     pixels, labels = digits()
     model = ogt.fuse(case.make(False))

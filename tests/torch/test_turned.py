@@ -37,7 +37,9 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_layout_and_gradients_are_eagers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flip_and_roll_values_strides_and_gradients_agree_with_eager(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "opgraph.runtime.cpu_compiler.find_compiler", lambda: None
     )  # loops run op by op: this test is about tracing
@@ -61,7 +63,7 @@ def test_values_layout_and_gradients_are_eagers(name: str, monkeypatch: pytest.M
     assert not fused.why_rerun
 
 
-def test_another_size_rolls_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roll_follows_each_calls_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.runtime.cpu_compiler.find_compiler", lambda: None)
     fused = ogt.fuse(lambda x, y: (x * y).roll(3, -1).flip(0))
     for size in ((4, 5), (7, 2), (1, 5), (5, 1), (3,)):
@@ -78,7 +80,7 @@ def test_another_size_rolls_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda x: torch.rot90(x * 2, 2, (0, 0)),
     ],
 )
-def test_errors_are_torchs(function) -> None:
+def test_invalid_flip_and_roll_raise_torchs_errors(function) -> None:
     with pytest.raises((IndexError, RuntimeError)) as eager:
         function(A)
     with pytest.raises(type(eager.value)) as fused:
@@ -86,6 +88,6 @@ def test_errors_are_torchs(function) -> None:
     assert str(fused.value) == str(eager.value)
 
 
-def test_a_quarter_turn_of_a_computed_value_is_refused() -> None:
+def test_rot90_of_a_computed_value_is_refused() -> None:
     with pytest.raises(Unimplemented, match="rot90 cannot be fused: it is applied to a computed value"):
         ogt.fuse(lambda x: torch.rot90(x * 2))(A)

@@ -118,14 +118,14 @@ def compiled(model):
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_gradients_are_undefined_where_eagers_are(forward, wrap, leaf, capfd) -> None:
+def test_same_gradients_are_undefined_as_in_eager(forward, wrap, leaf, capfd) -> None:
     got, expected = passes(forward, wrap, leaf), passes(forward, lambda model: model, leaf)
     assert [[g is None for g in found] for found in got] == [[g is None for g in found] for found in expected]
     torch.testing.assert_close(got, expected)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient() -> None:
+def test_optimizer_skips_parameters_with_undefined_gradients() -> None:
     states = []
     for wrap in (ogt.fuse, lambda model: model):
         model = wrap(type("Model", (Parts,), {"forward": two_heads})())
@@ -139,7 +139,7 @@ def test_weight_decay_and_momentum_leave_alone_what_has_no_gradient() -> None:
     torch.testing.assert_close(states[0], states[1], rtol=1e-3, atol=1e-5)
 
 
-def test_gradients_are_undefined_behind_a_model_whose_input_no_result_depends_on() -> None:
+def test_undefined_gradients_pass_through_chained_fused_models() -> None:
     """One fused model reads another's result, and a pass starts from a result that does not use it."""
     first = ogt.fuse(nn.Sequential(nn.Linear(6, 6), nn.SiLU()))
     second = ogt.fuse(type("Model", (Parts,), {"forward": one_that_reads_no_data})())
@@ -147,7 +147,7 @@ def test_gradients_are_undefined_behind_a_model_whose_input_no_result_depends_on
     assert first[0].weight.grad is None and second.a.weight.grad is None and second.b.weight.grad is not None
 
 
-def test_gradients_are_undefined_where_the_first_result_is_a_view_of_what_another_graph_made() -> None:
+def test_undefined_gradients_with_a_view_result_after_a_graph_break() -> None:
     def forward(self, x):
         h = self.a(x)
         torch._dynamo.graph_break()
@@ -163,7 +163,7 @@ def test_gradients_are_undefined_where_the_first_result_is_a_view_of_what_anothe
         assert model.a.weight.grad is not None and model.c.weight.grad is not None
 
 
-def test_a_hook_is_never_called_without_a_gradient() -> None:
+def test_hooks_are_never_called_with_none() -> None:
     """Autograd calls a tensor's hook with None where a node gives it no gradient."""
     model, seen = ogt.fuse(type("Model", (Parts,), {"forward": two_heads})()), []
     model.c.weight.register_hook(seen.append)
@@ -186,7 +186,7 @@ class ReadsViewWithoutHistory(nn.Module):
         return w.clamp(max=turned), w
 
 
-def test_a_view_made_under_no_grad_has_no_history_in_the_next_part():
+def test_view_made_under_no_grad_has_no_grad_in_the_next_graph_part():
     """The graph is cut after `w`. The view, a result of the first part, used to be made again with a gradient."""
     x = torch.randn(3, 3, requires_grad=True)
     results = ogt.fuse(ReadsViewWithoutHistory())(x)
@@ -203,7 +203,7 @@ class ReturnsViews(nn.Module):
         return x, y, *views
 
 
-def test_a_view_that_was_made_under_no_grad_passes_no_gradient_on():
+def test_returned_view_made_under_no_grad_passes_no_gradient():
     """AOTAutograd makes the view again, with a gradient."""
     found = []
     for model in (ReturnsViews(), ogt.fuse(ReturnsViews())):
@@ -216,7 +216,7 @@ def test_a_view_that_was_made_under_no_grad_passes_no_gradient_on():
     torch.testing.assert_close(*found)
 
 
-def test_hooks_of_parameters_that_no_result_depends_on_get_zeros() -> None:
+def test_hooks_of_unused_parameters_get_zeros() -> None:
     class Stops(Parts):
         def forward(self, x):
             return self.b(F.silu(self.a(x)).detach())
@@ -232,7 +232,7 @@ def test_hooks_of_parameters_that_no_result_depends_on_get_zeros() -> None:
     assert model.c.weight.grad is None and model.b.weight.grad.any()
 
 
-def test_functions_give_none_to_what_a_result_does_not_depend_on() -> None:
+def test_fused_function_gives_none_for_independent_inputs() -> None:
     f = ogt.fuse(lambda x, y: (x * y, y.exp(), x + 2))
     x, y = (torch.ones(3, requires_grad=True) for _ in range(2))
     results = f(x, y)
@@ -244,7 +244,7 @@ def test_functions_give_none_to_what_a_result_does_not_depend_on() -> None:
     torch.testing.assert_close(second, y.exp())
 
 
-def test_weight_decay_leaves_a_parameter_of_a_function_alone_that_no_loss_reads() -> None:
+def test_weight_decay_skips_parameter_that_no_loss_reads() -> None:
     parameter = nn.Parameter(torch.ones(4))
     optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.1)
     f = ogt.fuse(lambda x: (x.exp(), x * parameter))
@@ -276,7 +276,7 @@ def one_element(value, y, p):
 
 
 @pytest.mark.parametrize("write", [by_the_parameter, by_what_is_returned, through_a_view, one_element])
-def test_what_no_grad_made_has_the_gradient_of_what_is_written_into_it_later(write):
+def test_value_made_under_no_grad_gets_gradient_of_later_writes(write):
     p, y = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), torch.tensor([0.5, 1.0, 2.0])
 
     def f(y, p):
@@ -301,7 +301,7 @@ class Distances(nn.Module):
         return torch.exp(x * self.b), torch.sqrt(x), (x * self.b).sum()
 
 
-def test_an_infinite_derivative_of_a_result_without_a_gradient_has_no_effect():
+def test_infinite_derivative_of_unused_result_has_no_effect():
     """AOTAutograd's backward multiplies it by zeros, which gives NaN."""
     found = []
     for model in (Distances(), ogt.fuse(Distances())):
@@ -313,7 +313,7 @@ def test_an_infinite_derivative_of_a_result_without_a_gradient_has_no_effect():
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_backward_computes_nothing_for_results_without_a_gradient(dynamic):
+def test_backward_skips_results_without_a_gradient(dynamic):
     plain = Parts()
     plain.forward = lambda x: (torch.tanh(plain.a(x)), torch.exp(plain.b(x)) + plain.c(x))
     with observed((graphs := []).append):

@@ -32,7 +32,7 @@ def mutates(schema: Any) -> bool:
     return any(a.alias_info is not None and a.alias_info.is_write and not a.is_out for a in schema.arguments)
 
 
-def test_every_function_whose_schema_writes_is_known_to_write() -> None:
+def test_every_aten_op_with_mutable_schema_is_recognised() -> None:
     missing, known = [], 0
     for function in FUNCTIONS:
         name = getattr(function, "__name__", "")
@@ -43,7 +43,7 @@ def test_every_function_whose_schema_writes_is_known_to_write() -> None:
     assert not missing and known > 100
 
 
-def test_the_table_of_arithmetic_and_the_names_agree() -> None:
+def test_arithmetic_table_agrees_with_in_place_names() -> None:
     assert [f for f, found in table().items() if found.inplace != writes(f)] == []
 
 
@@ -51,7 +51,7 @@ IN_PLACE = [n for n in dir(functional) if "inplace" in getattr(getattr(functiona
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_a_function_told_to_write_by_position_is_seen_to_be(name: str) -> None:
+def test_positional_inplace_argument_is_recognised(name: str) -> None:
     function = getattr(functional, name)
     values = {"threshold": 0.5, "value": 1.0, "inplace": True}
     given = [values.get(p.name, p.default) for p in list(inspect.signature(function).parameters.values())[1:]]
@@ -92,7 +92,7 @@ def renormalized(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("function", [result_given, one_overload, statistics, by_argument, renormalized])
-def test_what_a_fused_function_writes_besides_is_written_at_every_call(function: Callable[..., Any]) -> None:
+def test_fused_function_repeats_its_writes_at_every_call(function: Callable[..., Any]) -> None:
     x, states = torch.ones(5), []
     for call in function, ogt.fuse(function):
         for tensor, value in (total, -1), (mean, 0), (weight, 1):
@@ -103,6 +103,6 @@ def test_what_a_fused_function_writes_besides_is_written_at_every_call(function:
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
-def test_a_look_up_writes_only_where_it_is_told_to() -> None:
+def test_embedding_counts_as_a_write_only_with_max_norm() -> None:
     assert not writes(functional.embedding) and not told_to_write({"max_norm": None, "out": None, "inplace": False})
     assert told_to_write({"max_norm": 0.5}) and told_to_write({"out": total}) and told_to_write({"inplace": True})

@@ -45,7 +45,7 @@ def modules() -> list:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_sample(name: str, ops: list) -> None:
+def test_sampled_ops_agree_with_eager(name: str, ops: list) -> None:
     """Runs without a compiler, which would take most of the time; calls are captured in the same way."""
     with interpreted():
         assert not findings(name, torch.float32, ops, most=1)
@@ -60,7 +60,7 @@ FOUND = (
 
 
 @pytest.mark.parametrize("name,dtype,checks", FOUND, ids=str)
-def test_what_was_found_of_functions(name: str, dtype: torch.dtype, checks: str, ops: list) -> None:
+def test_functions_with_past_failures_agree_with_eager(name: str, dtype: torch.dtype, checks: str, ops: list) -> None:
     with interpreted():
         assert not findings(name, dtype, ops, 1, checks, ["function"])
 
@@ -75,7 +75,7 @@ FOUND_IN_MODULES = (
 
 
 @pytest.mark.parametrize("name,checks", FOUND_IN_MODULES)
-def test_what_was_found_of_modules(name: str, checks: str, ops: list) -> None:
+def test_modules_with_past_failures_agree_with_eager(name: str, checks: str, ops: list) -> None:
     with interpreted():
         assert not findings(name, torch.float32, ops, 1, checks, ["module"])
 
@@ -100,14 +100,14 @@ MODULES = (("nn.GELU", "fge"), ("nn.BatchNorm1d", "f"))
 
 
 @pytest.mark.parametrize("name,checks", MODULES)
-def test_a_sample_of_modules(name: str, checks: str, modules: list) -> None:
+def test_sampled_modules_agree_with_eager(name: str, checks: str, modules: list) -> None:
     with interpreted():
         assert not of_modules([info for info in modules if info.name == name], [torch.float32], 1, checks)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("shard", range(8))
-def test_every_module(shard: int, modules: list) -> None:
+def test_every_module_agrees_with_eager(shard: int, modules: list) -> None:
     with interpreted():
         assert not of_modules(modules[shard::8], list(MODULE_DTYPES), None)
 
@@ -119,7 +119,7 @@ def of_modules(modules: list, dtypes: list[torch.dtype], most: int | None, check
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name,dtype", COMPILED, ids=str)
-def test_a_sample_of_kernels(name: str, dtype: torch.dtype, ops: list) -> None:
+def test_compiled_kernels_of_sampled_ops_agree_with_eager(name: str, dtype: torch.dtype, ops: list) -> None:
     assert not findings(name, dtype, ops, most=1)
 
 
@@ -164,20 +164,20 @@ WRONG = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", WRONG)
-def test_the_judge_sees_what_is_wrong(name: str, dtype: torch.dtype) -> None:
+def test_judge_reports_wrong_results(name: str, dtype: torch.dtype) -> None:
     call = Call("call", "", (torch.rand(3, 4, dtype=dtype).requires_grad_(),), {})
     judge = Judge(doubled, call, derivative=1)
     assert judge.problem(run(doubled, call, derivative=1)) == ""
     assert judge.problem(run(WRONG[name][0], call, derivative=1)).startswith(WRONG[name][1])
 
 
-def test_the_judge_sees_an_argument_that_was_not_written() -> None:
+def test_judge_reports_missing_write_into_argument() -> None:
     call = Call("in place", "", (torch.rand(3),), {})
     judge = Judge(torch.Tensor.exp_, call)
     assert judge.problem(run(torch.exp, call)).startswith("value of argument 0 afterwards")
 
 
-def test_rounding_of_another_order_is_no_problem() -> None:
+def test_judge_accepts_rounding_of_another_summation_order() -> None:
     x = torch.randn(1000)
     call = Call("call", "", (x.requires_grad_(),), {})
     judge = Judge(lambda x: (x * 3 - x * 2).sum(), call, derivative=1)
@@ -195,7 +195,7 @@ CANCELLING = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CANCELLING)
-def test_what_cancels_is_allowed_what_eager_is_off_there(name: str, dtype: torch.dtype) -> None:
+def test_judge_allows_eagers_error_where_terms_cancel(name: str, dtype: torch.dtype) -> None:
     """At these arguments float32 is right by chance, so eager is measured at others, too."""
     call = Call("call", "", (torch.arange(256, 1024, 47, dtype=dtype) / 1024,), {})
     function, problem = CANCELLING[name]
@@ -208,7 +208,7 @@ def beside_what_cancels(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_an_element_that_cancels_excuses_no_other(dtype: torch.dtype) -> None:
+def test_judge_allows_cancellation_error_per_element_only(dtype: torch.dtype) -> None:
     call = Call("call", "", (torch.rand(8, dtype=dtype),), {})
     judge = Judge(beside_what_cancels, call)
     off = 1 + 40 * torch.finfo(dtype).eps
@@ -216,7 +216,7 @@ def test_an_element_that_cancels_excuses_no_other(dtype: torch.dtype) -> None:
     assert judge.problem(run(lambda x: torch.cat([x, x.exp() * off]), call)).startswith("value of result: 8 of 16")
 
 
-def test_a_dtype_among_the_arguments_is_measured_one_below_too() -> None:
+def test_judge_lowers_dtype_arguments_to_measure_error() -> None:
     """A sum in another order cancels differently. float32 measures this only if its sum is in float32."""
     x = torch.arange(1, 65, dtype=torch.float64).sin()
     call = Call("call", "", (x,), {"dtype": torch.float64})
@@ -234,7 +234,7 @@ EDGES = {
 
 
 @pytest.mark.parametrize("name", EDGES)
-def test_the_edge_of_a_function_excuses_nothing(name: str) -> None:
+def test_judge_reports_wrong_values_at_edges_of_the_domain(name: str) -> None:
     function, x, dtype, wrong = EDGES[name]
     call = Call("call", "", (torch.tensor([x, 0.5], dtype=dtype),), {})
     judge = Judge(function, call)
@@ -269,7 +269,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_is_excused_by_the_one_that_torch_raises(name: str) -> None:
+def test_error_is_accepted_if_torch_raises_the_same(name: str) -> None:
     expected, error, file, kind = ERRORS[name]
     judge = Judge(torch.exp, Call("call", "", (torch.ones(2),), {}))
     judge.eager = (
@@ -287,12 +287,12 @@ def test_an_error_is_excused_by_the_one_that_torch_raises(name: str) -> None:
         ("silu", "torch's silu cannot be fused: it is no pointwise function; a library runs it better", None),
     ],
 )
-def test_a_refusal_is_listed_by_op_and_words(op: str, text: str, reason: str | None) -> None:
+def test_known_refusals_are_found_by_op_and_message(op: str, text: str, reason: str | None) -> None:
     finding = Finding(op, "function", "float32", "call", "sample 0", False, 0, "refused", text)
     row = listed(finding)
     assert row is None if reason is None else row is not None and row.reason.startswith(reason)
 
 
-def test_a_tensor_among_arguments_is_found() -> None:
+def test_tensors_in_nested_arguments_are_found() -> None:
     x = torch.ones(2)
     assert len(tensors_in(([x], {"a": (x, 3)}))) == 2
