@@ -111,7 +111,7 @@ def test_neighbouring_kernels_are_one_native_call(
     assert len(backward.launches) > backward.source.count("recover_")
 
 
-def test_tensors_begin_anywhere(driver: FakeDriver, block: Block) -> None:
+def test_tensors_may_be_misaligned(driver: FakeDriver, block: Block) -> None:
     """The emulator refuses a pack whose address is no multiple of its size."""
     x = torch.randn(7, 5, 24)
     fused = ogt.fuse(copy.deepcopy(block))
@@ -162,21 +162,21 @@ def test_one_program_serves_all_sizes(
     assert any(isinstance(made, SizedProgram) for found in programs for made in found.programs.values())
 
 
-def test_views_begin_where_they_begin(driver: FakeDriver) -> None:
+def test_views_keep_their_storage_offset(driver: FakeDriver) -> None:
     made = program(lambda x: torch.exp(x[1:]), ((5, 6), "cpu"))
     assert made.launches[0].plan.alignment == 8
     x = torch.randn(5, 6)
     torch.testing.assert_close(made.run([x]), (torch.exp(x[1:]),))
 
 
-def test_what_is_copied_keeps_its_strides(driver: FakeDriver) -> None:
+def test_copied_inputs_keep_their_strides(driver: FakeDriver) -> None:
     x, row = torch.randn(6, 8, 4), torch.randn(4)
     model = ogt.fuse(nn.SiLU())
     for given in (shifted(x).transpose(0, 1), shifted(x)[:, ::2], shifted(row).expand(6, 8, 4)):
         torch.testing.assert_close(model(given), F.silu(given))
 
 
-def test_buffers_are_written_in_place_wherever_they_begin(driver: FakeDriver) -> None:
+def test_misaligned_buffers_are_written_in_place(driver: FakeDriver) -> None:
     x = torch.randn(4, 8, 5, 5)
     eager = nn.Sequential(nn.BatchNorm2d(8), nn.SiLU())
     fused = copy.deepcopy(eager)
@@ -187,7 +187,7 @@ def test_buffers_are_written_in_place_wherever_they_begin(driver: FakeDriver) ->
     assert fused[0].running_mean is mean
 
 
-def test_large_sums_bring_a_workspace(driver: FakeDriver, captured: list[backend.Captured]) -> None:
+def test_large_sums_allocate_a_workspace(driver: FakeDriver, captured: list[backend.Captured]) -> None:
     class Summed(Bias):
         """More than one activation, which would run as a fused function."""
 
@@ -199,7 +199,7 @@ def test_large_sums_bring_a_workspace(driver: FakeDriver, captured: list[backend
     assert "work_" in captured[0].backward.source and "work_" not in captured[0].forward.source
 
 
-def test_kernels_go_to_the_stream_of_the_moment_and_another_current_gpu_is_given_back(
+def test_kernels_use_the_current_stream_and_restore_the_gpu(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.runtime.providers import torch_internals
@@ -218,14 +218,16 @@ def test_kernels_go_to_the_stream_of_the_moment_and_another_current_gpu_is_given
     assert used == [0, 1, 0, 1]
 
 
-def test_without_a_compiler_cupy_launches(driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_launches_kernels_without_a_compiler(
+    driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)
     x = torch.randn(3, 40)
     check(both(ogt.fuse(Bias()), x), Bias(), x)
     assert len(cupy.launches) == 2 and not driver.launches()
 
 
-def test_branches_on_parameters(driver: FakeDriver) -> None:
+def test_branches_on_parameters_follow_their_values(driver: FakeDriver) -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -253,7 +255,7 @@ def _(x):
     return torch.empty_like(x)
 
 
-def test_results_of_library_calls_that_begin_elsewhere_are_copied(driver: FakeDriver) -> None:
+def test_misaligned_library_results_are_copied(driver: FakeDriver) -> None:
     model = nn.SiLU()
     x = torch.randn(33)
     fused = torch.compile(lambda x: model(second_half(x)), backend="opgraph")
@@ -262,7 +264,7 @@ def test_results_of_library_calls_that_begin_elsewhere_are_copied(driver: FakeDr
 
 
 @pytest.mark.parametrize("seed", [9])
-def test_random_forwards(driver: FakeDriver, seed: int) -> None:
+def test_random_forwards_agree_with_eager(driver: FakeDriver, seed: int) -> None:
     results = []
     for kind in ("eager", "fused", "exact"):
         model, (x, y) = RandomForward(seed), torch.linspace(-2, 2, 48).view(2, 4, 6)
@@ -290,7 +292,7 @@ def program(function, *given) -> Program:
     return Program(traced)
 
 
-def test_a_cuda_graph_keeps_the_constants_of_its_programs(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_graph_keeps_its_programs_constants_alive(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x):
         return x * torch.arange(3.0)
 
@@ -313,7 +315,7 @@ def with_devices(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_program, "target_of", target_of)
 
 
-def test_a_number_of_the_cpu_is_part_of_a_kernel(with_devices: None) -> None:
+def test_cpu_scalar_is_passed_to_the_gpu_kernel(with_devices: None) -> None:
     def function(x):
         number = torch.full((), 0.25)
         return torch.where(x > 0, x, number) * 2, number.expand(3)
@@ -324,14 +326,14 @@ def test_a_number_of_the_cpu_is_part_of_a_kernel(with_devices: None) -> None:
     torch.testing.assert_close(made.run([x]), function(x))
 
 
-def test_a_tensor_of_the_cpu_beside_data_of_a_gpu_is_left_to_torch(with_devices: None) -> None:
+def test_cpu_tensor_with_gpu_data_is_left_to_torch(with_devices: None) -> None:
     made = program(lambda x, a: torch.exp(x * a), ((8, 16), "cuda:0"), ((), "cpu"))
     assert [str(n.target) for n in made.library_calls] == ["aten.mul.Tensor"]
     x, a = torch.randn(8, 16), torch.tensor(0.3)
     torch.testing.assert_close(made.run([x, a]), (torch.exp(x * a),))
 
 
-def test_kernels_run_on_the_cpu_and_on_one_gpu_and_torch_computes_the_rest(with_devices: None, cupy: FakeCupy) -> None:
+def test_kernels_run_on_cpu_and_one_gpu_and_torch_runs_the_rest(with_devices: None, cupy: FakeCupy) -> None:
     def function(x, y, z):
         return torch.exp(x) + 1, torch.exp(y) + 1, torch.exp(z) + 1
 

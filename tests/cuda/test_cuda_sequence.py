@@ -76,7 +76,7 @@ class Chain:
 @pytest.mark.parametrize(
     ("shape", "shift", "step"), [((4, 7), 0, 1), ((300, 40), 0, 1), ((3000, 40), 1, 1), ((33, 24), 0, 2)]
 )
-def test_a_sequence_gives_the_bits_of_single_calls_on_the_stream_that_it_is_given(
+def test_sequence_gives_the_bits_of_single_calls_on_its_stream(
     cupy: FakeCupy, driver: FakeDriver, shape: tuple[int, int], shift: int, step: int
 ) -> None:
     chain = Chain(cupy, shape, shift, step)
@@ -92,12 +92,12 @@ def test_a_sequence_gives_the_bits_of_single_calls_on_the_stream_that_it_is_give
     assert not cupy.launches
 
 
-def test_misaligned_arrays_have_plans_of_their_own(cupy: FakeCupy, driver: FakeDriver) -> None:
+def test_misaligned_arrays_get_separate_plans(cupy: FakeCupy, driver: FakeDriver) -> None:
     assert Chain(cupy, (300, 40)).launches[0].plan.alignment == 16
     assert Chain(cupy, (300, 40), shift=1).launches[0].plan.alignment == 4
 
 
-def test_without_a_compiler_cupy_launches_one_after_the_other(
+def test_cupy_launches_the_sequence_without_a_compiler(
     cupy: FakeCupy, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chain = Chain(cupy, (300, 40))
@@ -110,9 +110,7 @@ def test_without_a_compiler_cupy_launches_one_after_the_other(
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_thread_without_a_context_gets_one_and_goes_on_where_it_was(
-    cupy: FakeCupy, driver: FakeDriver, number: int
-) -> None:
+def test_thread_without_a_cuda_context_gets_one_and_continues(cupy: FakeCupy, driver: FakeDriver, number: int) -> None:
     chain = Chain(cupy, (300, 40))
     sequence = chain.sequence(device=1)
     made: list[int] = []
@@ -124,7 +122,7 @@ def test_a_thread_without_a_context_gets_one_and_goes_on_where_it_was(
     assert len(driver.launches()) == sum(len(item.plan.launches) for item in chain.launches)
 
 
-def test_what_the_driver_refuses_is_an_error_that_names_the_kernel(cupy: FakeCupy, driver: FakeDriver) -> None:
+def test_driver_error_names_the_kernel(cupy: FakeCupy, driver: FakeDriver) -> None:
     chain = Chain(cupy, (300, 40))
     sequence = chain.sequence()
     driver.refuse(2, 1)
@@ -132,7 +130,7 @@ def test_what_the_driver_refuses_is_an_error_that_names_the_kernel(cupy: FakeCup
         chain.run(cupy, sequence, 9)
 
 
-def test_no_driver_is_named(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_library_is_named(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     from opgraph.runtime import cuda_sequence
 
     monkeypatch.setattr(cuda_sequence, "LIBCUDA", "libcuda-that-is-not-there.so")
@@ -140,7 +138,7 @@ def test_no_driver_is_named(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> 
         Chain(cupy, (4, 7)).sequence()
 
 
-def test_a_launch_that_does_not_fit_is_refused(cupy: FakeCupy, driver: FakeDriver) -> None:
+def test_invalid_launch_is_refused(cupy: FakeCupy, driver: FakeDriver) -> None:
     from opgraph.runtime.cuda_sequence import CudaSequence
 
     chain = Chain(cupy, (4, 7))
@@ -151,7 +149,7 @@ def test_a_launch_that_does_not_fit_is_refused(cupy: FakeCupy, driver: FakeDrive
         empty.sequence()
 
 
-def test_a_plan_keeps_the_constants_whose_addresses_it_names(cupy: FakeCupy, driver: FakeDriver) -> None:
+def test_plan_keeps_its_constants_alive(cupy: FakeCupy, driver: FakeDriver) -> None:
     kernel, sequence, x, y = plus_constant(cupy)
     plan = sequence.launches[0].plan
     assert {memory.ptr for memory in plan.keep} == set(plan.fixed) - {0} != set()
@@ -160,7 +158,7 @@ def test_a_plan_keeps_the_constants_whose_addresses_it_names(cupy: FakeCupy, dri
     np.testing.assert_array_equal(y.host, x.host + np.array([1, 2, 3], np.float32))
 
 
-def test_constants_stay_for_a_graph_captured_from_a_sequence(cupy: FakeCupy, driver: FakeDriver) -> None:
+def test_constants_outlive_a_captured_sequence(cupy: FakeCupy, driver: FakeDriver) -> None:
     kernel, sequence, x, y = plus_constant(cupy)
     memory = weakref.ref(sequence.launches[0].plan.keep[0])
     assert sequence.direct is None  # a direct launch would not check for a capture

@@ -22,7 +22,7 @@ from opgraph.runtime.partition_cache import CACHE, DEFAULT_CAPACITY
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_layout_gives_what_the_cpu_engine_gives(cupy: FakeCupy, case: Case, dtype: str) -> None:
+def test_every_layout_agrees_with_the_cpu_engine(cupy: FakeCupy, case: Case, dtype: str) -> None:
     x, a = random(case.x, dtype), random(case.a, dtype, 1)
     host = case.views(x, a)
     expected = og.compile(gated(dtype, host[0].shape, host[1].shape))(x=host[0], a=host[1])
@@ -34,7 +34,7 @@ def test_every_layout_gives_what_the_cpu_engine_gives(cupy: FakeCupy, case: Case
     assert len(cupy.launches) == (expected.size > 0)
 
 
-def test_functions_that_the_cpu_takes_from_tables_have_its_bits_without_them(cupy: FakeCupy) -> None:
+def test_table_functions_equal_cpu_bits_without_tables(cupy: FakeCupy) -> None:
     """tests/gpu compares them in the same way."""
     text = "graph(x: f32[n], d: f32[n]) -> (a, b, c, e, f, g)\n  a = GELU(x)\n  b = Mish(x)\n  c = SoftPlus(x)\n"
     text += "  e = GELUBackward(x, d)\n  f = MishBackward(x, d)\n  g = SoftPlusBackward(x, d)"
@@ -51,7 +51,7 @@ def test_functions_that_the_cpu_takes_from_tables_have_its_bits_without_them(cup
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.variant], ids=str)
-def test_the_layouts_are_what_they_say(cupy: FakeCupy, case: Case) -> None:
+def test_layout_cases_have_the_declared_variant(cupy: FakeCupy, case: Case) -> None:
     from opgraph.runtime.cuda_kernel import CudaKernel
 
     x, a = case.views(np.zeros(case.x), np.zeros(case.a))
@@ -63,7 +63,7 @@ def test_the_layouts_are_what_they_say(cupy: FakeCupy, case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.x and 0 not in c.x], ids=str)
-def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_indices_give_the_same_bits(cupy: FakeCupy, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.schedule.cuda.NARROW", 1)
     x, a = random(case.x, "f32"), random(case.a, "f32", 1)
     host, given = case.views(x, a), case.views(moved(cupy, x), moved(cupy, a))
@@ -76,7 +76,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, case: Case, monkeypa
 
 @pytest.mark.parametrize(("offset", "pack"), [(0, 4), (1, 1), (2, 2), (3, 1), (4, 4)])
 @pytest.mark.parametrize("which", ["x", "a", "out"])
-def test_packs_are_no_longer_than_addresses_are_aligned(cupy: FakeCupy, which: str, offset: int, pack: int) -> None:
+def test_pack_size_follows_address_alignment(cupy: FakeCupy, which: str, offset: int, pack: int) -> None:
     """A GPU stops at a misaligned access; the emulating host does not."""
     f = og.compile(gated("f32", (None,), (None,)), device="cuda")
     arrays = {name: cupy.empty((1024,), "f4") for name in ("x", "a", "out")}
@@ -86,13 +86,13 @@ def test_packs_are_no_longer_than_addresses_are_aligned(cupy: FakeCupy, which: s
     assert f"og::flat<Fused, {pack}, " in kernel
 
 
-def test_a_scalar_may_lie_anywhere(cupy: FakeCupy) -> None:
+def test_misaligned_scalar_keeps_packs(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), (1,)), device="cuda")
     f(x=cupy.empty((1024,), "f4"), a=cupy.empty((4,), "f4")[1:2])
     assert "og::flat<Fused, 4, 2>" in f.kernels[cupy.launches[0][0]]
 
 
-def test_outputs_are_written_where_they_lie(cupy: FakeCupy) -> None:
+def test_outputs_of_any_layout_are_written_in_place(cupy: FakeCupy) -> None:
     x, a = random((40, 33), "f32"), random((33,), "f32", 1)
     expected = og.compile(gated("f32", (40, 33), (33,)))(x=x, a=a)
     f = og.compile(gated("f32", (40, 33), (33,)), device="cuda")
@@ -110,7 +110,7 @@ def test_outputs_are_written_where_they_lie(cupy: FakeCupy) -> None:
         np.testing.assert_array_equal(out.host, expected)
 
 
-def test_outputs_are_written_nowhere_else(cupy: FakeCupy) -> None:
+def test_no_memory_outside_outputs_is_written(cupy: FakeCupy) -> None:
     f = og.compile(gated("bf16", (1003,), ()), device="cuda")
     x, a = random((1003,), "bf16"), random((), "bf16")
     around = cupy.empty((1100,), dtypes.get("bf16").numpy)
@@ -119,7 +119,7 @@ def test_outputs_are_written_nowhere_else(cupy: FakeCupy) -> None:
     assert (untouched.view(np.uint8) == 0xA5).all()
 
 
-def test_bind_launches_on_the_stream_of_the_moment_and_allocates_nothing(cupy: FakeCupy) -> None:
+def test_bound_call_uses_the_current_stream_and_allocates_nothing(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a, out = moved(cupy, random((100,), "f32")), moved(cupy, random((), "f32")), cupy.empty((100,), "f4")
     again = f.bind(x=x, a=a, out=out)
@@ -134,7 +134,7 @@ def test_bind_launches_on_the_stream_of_the_moment_and_allocates_nothing(cupy: F
     assert cupy.allocated == before
 
 
-def test_a_call_launches_on_the_stream_of_the_moment(cupy: FakeCupy) -> None:
+def test_call_launches_on_the_current_stream(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = moved(cupy, random((100,), "f32")), moved(cupy, random((), "f32"))
     for address in (3, 5):
@@ -153,7 +153,7 @@ def test_a_call_launches_on_the_stream_of_the_moment(cupy: FakeCupy) -> None:
     ],
     ids=["address", "CuPy", "torch", "protocol"],
 )
-def test_a_partition_executes_on_the_stream_that_it_is_given(cupy: FakeCupy, handle: object) -> None:
+def test_partition_executes_on_the_given_stream(cupy: FakeCupy, handle: object) -> None:
     g = og.Graph(engine="cuda")
     x = g.input("x", dtype="f32", shape=(64,))
     y = g.add_op("Swish", x, name="y")
@@ -166,7 +166,7 @@ def test_a_partition_executes_on_the_stream_that_it_is_given(cupy: FakeCupy, han
     assert cupy.launches[0][2] == 11
 
 
-def test_a_workspace_is_asked_for_on_the_stream_that_uses_it(cupy: FakeCupy) -> None:
+def test_workspace_is_allocated_on_the_stream_that_uses_it(cupy: FakeCupy) -> None:
     """Libraries reuse memory in the order of the stream on which it was allocated."""
     g = og.Graph(engine="cuda")
     x, like = g.input("x", "f32", (70_001,)), g.input("like", "f32", (1,))
@@ -182,19 +182,19 @@ def test_a_workspace_is_asked_for_on_the_stream_that_uses_it(cupy: FakeCupy) -> 
     np.testing.assert_allclose(out.host[0], given.sum(dtype=np.float64), rtol=1e-5)
 
 
-def test_something_that_is_no_stream_is_refused(cupy: FakeCupy) -> None:
+def test_invalid_stream_is_refused(cupy: FakeCupy) -> None:
     with pytest.raises(InvalidArguments, match="str is no stream\n  where: Stream\n  fix:   pass a torch or CuPy"):
         og.Stream(og.Engine("cuda"), "side").wait()
 
 
-def test_the_engine_of_a_kernel_is_the_current_device_only_while_it_launches(cupy: FakeCupy) -> None:
+def test_kernels_device_is_current_only_during_its_launch(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda:1")
     x, a = FakeArray(random((9,), "f32"), device=1), FakeArray(random((), "f32"), device=1)
     assert f(x=x, a=a).data.device_id == 1
     assert cupy.device == 0
 
 
-def test_one_plan_serves_equal_layouts_and_one_kernel_similar_ones(cupy: FakeCupy) -> None:
+def test_equal_layouts_share_a_plan_and_similar_ones_a_kernel(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None, None), ()), device="cuda")
     a = moved(cupy, random((), "f32"))
     for shape in ((8, 8), (8, 8), (16, 4), (100, 1000)):
@@ -366,7 +366,7 @@ class TestRefused:
             og.compile(gated("f32", (4,), ()), device="cuda")
 
 
-def test_torch_tensors_are_seen_by_address() -> None:
+def test_torch_tensors_are_read_by_address() -> None:
     torch = pytest.importorskip("torch")
     from opgraph.runtime.providers.torch_cuda import TORCH
 
@@ -382,7 +382,7 @@ def test_torch_tensors_are_seen_by_address() -> None:
         TORCH.view(torch.zeros(3, dtype=torch.complex64).conj().imag)
 
 
-def test_the_real_cupy_turns_arguments_into_the_same_bytes() -> None:
+def test_fake_cupy_passes_the_same_argument_bytes_as_cupy() -> None:
     """The stand-in follows CuPy's rules: compares the bytes that a launch would read through each pointer."""
     pytest.importorskip("cupy")
     function = pytest.importorskip("cupy.cuda.function")
@@ -401,7 +401,7 @@ def test_the_real_cupy_turns_arguments_into_the_same_bytes() -> None:
     assert _argument(address).value == address and bytes(_argument(np.uint32(5)))[:4] == (5).to_bytes(4, "little")
 
 
-def test_library_ops_run_by_way_of_the_host_where_no_library_sees_the_gpu(cupy: FakeCupy) -> None:
+def test_library_ops_run_on_the_host_without_a_gpu_library(cupy: FakeCupy) -> None:
     """This is the case here: torch, if installed, was built for the CPU."""
     g = og.parse(
         "graph(x: f32[?,3], w: f32[3,2]) -> (y)\n  %0 = MatMul(x, w)\n  %1 = Exp(%0)\n  y = ReduceSum(%1, axes=[1])"
@@ -417,7 +417,7 @@ def test_library_ops_run_by_way_of_the_host_where_no_library_sees_the_gpu(cupy: 
     np.testing.assert_array_equal(out.host, got.host)
 
 
-def test_a_library_op_on_constants_alone_runs_by_way_of_the_host(cupy: FakeCupy) -> None:
+def test_library_op_on_constants_runs_on_the_host(cupy: FakeCupy) -> None:
     """It is also called with an input of the graph, which determines the library and the stream of the call."""
     g = og.parse("graph(x: f32[2,2]) -> (y)\n  const k: f32[2,2] = [1, 2, 3, 4]\n  %0 = MatMul(k, k)\n  y = Add(x, %0)")
     x, k = random((2, 2), "f32"), np.array([[1, 2], [3, 4]], "f4")

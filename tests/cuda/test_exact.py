@@ -82,7 +82,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     return library
 
 
-def test_one_step_from_any_answer_is_the_rounded_inverse_of_every_number(steps: ctypes.CDLL) -> None:
+def test_newton_step_gives_the_rounded_inverse_of_every_mantissa(steps: ctypes.CDLL) -> None:
     """Checks all 2^23 mantissas; exponents change nothing without subnormals. One result for one number leads to an
     error: 0.5 for 2 - 2^-23, whose inverse is next to the middle. tests/gpu checks a GPU, whose rcp.rn does the same.
     """
@@ -92,7 +92,7 @@ def test_one_step_from_any_answer_is_the_rounded_inverse_of_every_number(steps: 
     assert steps.inverses(0, 1 << 23, ctypes.c_double(3.0), ctypes.byref(at)) > 0  # the test can detect a wrong result
 
 
-def test_the_steps_from_any_answer_are_the_rounded_quotient(steps: ctypes.CDLL) -> None:
+def test_newton_steps_give_the_rounded_quotient(steps: ctypes.CDLL) -> None:
     """Random quotients, and those next to the middle between two floats, where the last step decides the rounding."""
     rng = np.random.default_rng(0)
     count = 1 << 21
@@ -128,7 +128,7 @@ def libraries() -> tuple[approximate.Library, approximate.Library]:
 
 
 @pytest.mark.parametrize("index", range(len(compared())), ids=[c.label for c in compared()])
-def test_a_gpu_s_form_has_the_cpu_s_bits(
+def test_gpu_form_of_a_function_has_the_cpu_bits(
     libraries: tuple[approximate.Library, approximate.Library], index: int
 ) -> None:
     columns = [c[::3] for c in measure.columns_of(compared()[index])]
@@ -138,7 +138,7 @@ def test_a_gpu_s_form_has_the_cpu_s_bits(
 
 
 @pytest.mark.parametrize("kind", ["GELU", "GELUBackward", "SigmoidBackward", "SwishBackward", "TanhBackward"])
-def test_where_subnormals_are_flushed_the_cpu_s_lanes_have_those_bits_too(
+def test_flushed_gpu_results_equal_flushed_cpu_lanes(
     libraries: tuple[approximate.Library, approximate.Library], kind: str
 ) -> None:
     """On a GPU intermediate products are flushed as well; the results have the CPU's sign."""

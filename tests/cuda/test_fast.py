@@ -55,7 +55,7 @@ def library() -> approximate.Library:
 
 @needs_compiler
 @pytest.mark.parametrize("index", range(len(cases())), ids=[f"{c.label} {c.dtype}" for c, _ in cases()])
-def test_an_approximate_function_rounds_as_near_as_an_exact_one(index: int) -> None:
+def test_approximate_function_stays_within_the_exact_error_bound(index: int) -> None:
     case = cases()[index][0]
     columns = columns_of(case)
     truth = og.evaluate(case.graph(), case.feeds(columns)).ravel()
@@ -69,7 +69,7 @@ def test_an_approximate_function_rounds_as_near_as_an_exact_one(index: int) -> N
 
 @needs_compiler
 @pytest.mark.parametrize("key", run_graphs(), ids=lambda key: " ".join(key))
-def test_a_run_of_ops_is_as_accurate_as_numpy(key: tuple[str, str]) -> None:
+def test_fused_approximate_ops_are_as_accurate_as_numpy(key: tuple[str, str]) -> None:
     graph = run_graphs()[key]
     rng = np.random.default_rng(11)
     feeds = {n: rng.uniform(-4, 4, 20_000).astype(dtypes.get(key[1]).numpy) for n in "abc"}
@@ -84,7 +84,7 @@ def test_a_run_of_ops_is_as_accurate_as_numpy(key: tuple[str, str]) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", measure.NARROW)
-def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -> None:
+def test_positive_base_power_equals_general_power(dtype: str) -> None:
     """Checks the form without a sign over all values; the other form is compared with the truth above."""
     texts, (line, b, d), plain = positive_powers(dtype)
     loops = [loop_of(og.parse(text)) for text in texts]
@@ -100,15 +100,15 @@ def test_powers_of_what_is_surely_positive_are_those_of_any_number(dtype: str) -
 
 
 @needs_compiler
-def test_a_larger_error_than_an_instruction_may_have_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excessive_instruction_error_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that the perturbation reaches the result: 40 times the bound of ex2 is too much for f16."""
     monkeypatch.setattr(approximate, "ERRORS", (("too much", (40.0, 0.0, 0.0, 0.0, 0.0), 0),))
     index = next(i for i, (c, _) in enumerate(cases()) if (c.label, c.dtype) == ("Sigmoid", "f16"))
     with pytest.raises(AssertionError, match="too much"):
-        test_an_approximate_function_rounds_as_near_as_an_exact_one(index)
+        test_approximate_function_stays_within_the_exact_error_bound(index)
 
 
-def test_every_function_of_the_tier_is_used() -> None:
+def test_every_approximate_function_is_used() -> None:
     inner = {"power_slope", "sigmoid_slope", "gated_slope", "gate", "gate_any", "tail_ratio", "log1p_ratio"}
     text = "".join(approximate.functor(loop) for _, loop in cases())
     assert {n for n in approximate.names() - inner if f"og::fast::{n}(" not in text} == set()
@@ -143,11 +143,11 @@ def approximated(text: str, wide: str = "c") -> list[str]:
     ],
     ids=["bf16", "f32", "f32 is loaded", "f32 is stored", "before a jump", "before a comparison"],
 )
-def test_jumps_are_decided_by_exact_values_and_wide_results_are_exact(text: str, kinds: list[str]) -> None:
+def test_comparisons_and_wide_results_use_exact_functions(text: str, kinds: list[str]) -> None:
     assert approximated(text) == kinds
 
 
-def test_a_number_for_the_whole_call_may_be_f32() -> None:
+def test_uniform_f32_operand_allows_approximate_functions() -> None:
     text = (
         "graph(x: bf16[n], a: f32[n]) -> (y)\n  %0: f32[n] = Exp(a)\n  %1: bf16[n] = TypeCast(%0)\n  y = Swish(x, %1)"
     )

@@ -40,7 +40,7 @@ def module(name: str) -> Any:
     return made
 
 
-def test_a_step_that_hangs_loses_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_step_is_killed_and_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = module("run")
     python = sys.executable
     made = [
@@ -70,7 +70,7 @@ def test_hangs():
 """
 
 
-def test_tests_that_are_cut_off_have_said_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_tests_report_their_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = module("run")
     (tmp_path / "test_some.py").write_text(FAILING)
     monkeypatch.setattr(run, "ROOT", tmp_path)
@@ -83,7 +83,7 @@ def test_tests_that_are_cut_off_have_said_what_failed(tmp_path: Path, monkeypatc
     assert "assert (6 * 7) == 41" in (tmp_path / "tests.log").read_text()
 
 
-def test_what_would_say_nothing_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_skipped_if_its_fault_check_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Example: a tool that does not find a planted fault, for instance because it refuses the device."""
     run = module("run")
     python = sys.executable
@@ -97,7 +97,7 @@ def test_what_would_say_nothing_is_not_run(tmp_path: Path, monkeypatch: pytest.M
     assert made[1].status == "not run, as this was not good: finds a fault" and not made[1].is_good
 
 
-def test_each_call_has_its_steps_and_its_time_whatever_they_do() -> None:
+def test_steps_of_each_call_fit_its_time_limit() -> None:
     run = module("run")
     found = run.steps(Path("out"))
     calls = {call: [s for s in found if s.call == call] for call in run.CALLS}
@@ -111,7 +111,7 @@ def test_each_call_has_its_steps_and_its_time_whatever_they_do() -> None:
     assert {s.after for s in found} - {""} == {s.name for s in found if s.expected == run.FOUND}
 
 
-def test_time_that_is_left_goes_to_those_that_can_use_it() -> None:
+def test_spare_time_is_shared_by_weight() -> None:
     run = module("run")
     first, second, third = (run.Step(n, [], 100, "a.log", spare=s) for n, s in (("a", 0), ("b", 1), ("c", 3)))
     assert run.limit_of(first, [second, third], 500) == 100
@@ -132,7 +132,7 @@ def test_never_begins(broken): pass
 """
 
 
-def test_a_second_run_has_what_did_not_pass(tmp_path: Path) -> None:
+def test_second_run_repeats_only_tests_that_did_not_pass(tmp_path: Path) -> None:
     """With pytest-xdist's workers, which collect separately, and without."""
     (tmp_path / "test_some.py").write_text(PARTLY)
     outcomes = tmp_path / "outcomes.txt"
@@ -148,7 +148,7 @@ def test_a_second_run_has_what_did_not_pass(tmp_path: Path) -> None:
     assert "failed" not in told and "no tests ran" in told
 
 
-def test_a_second_call_finds_what_the_first_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_reads_outcomes_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second call's folder is another one, and empty."""
     run = module("run")
     said = "import sys; open(sys.argv[1], 'a').write('passed ' + sys.argv[2] + chr(10))"
@@ -167,7 +167,7 @@ def test_a_second_call_finds_what_the_first_left(tmp_path: Path, monkeypatch: py
         assert len((folder / run.OUTCOMES).read_text().splitlines()) == expected
 
 
-def test_a_program_of_the_toolkit_is_found_beside_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_toolkit_program_is_found_beside_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = module("run")
     for place in ("bin/nvcc", "compute-sanitizer/compute-sanitizer"):
         path = tmp_path / place
@@ -197,7 +197,7 @@ def test_the_slowest_rows_are_profiled(tmp_path: Path, capfd: pytest.CaptureFixt
     assert profiled.main(["--ncu", "echo", str(tmp_path / "none.json")]) == 1
 
 
-def test_what_it_writes_is_few_small_files_of_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_files_are_few_and_small_with_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The output that a borrowed machine returns, for any outcome of the steps."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = module("run")
@@ -268,7 +268,7 @@ def pytest_of(folder: Path, *options: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
+def test_that_loses_the_gpu_fails_alone(tmp_path: Path) -> None:
     """CUDA refuses every later call of its process; another worker runs the remaining tests."""
     (tmp_path / "test_some.py").write_text(LOSES_IT)
     (tmp_path / "cupy.py").write_text(LOST_CUPY)
@@ -279,7 +279,7 @@ def test_a_test_that_loses_the_gpu_loses_no_other(tmp_path: Path) -> None:
     assert "7 failed" in told and "crashed" not in told, told  # as if there had never been a GPU
 
 
-def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> None:
+def test_missing_gpu_fails_under_the_gpu_option(tmp_path: Path) -> None:
     """A run on a machine with a GPU that skips everything has tested nothing."""
     one = [str(GPU / "test_failures.py"), "-c", str(GPU.parents[1] / "pyproject.toml"), "-k", "cupys_memory"]
     assert "1 skipped" in pytest_of(tmp_path, *one)
@@ -288,7 +288,7 @@ def test_a_gpu_that_must_be_there_and_is_not_is_a_failure(tmp_path: Path) -> Non
 
 
 @needs_nvrtc
-def test_what_a_row_reached_is_told_by_its_copy_and_by_the_clocks_of_its_gpu() -> None:
+def test_row_bounds_follow_copy_bandwidth_and_gpu_clocks() -> None:
     bounds = module("bounds")
     copy, peer = (
         Cell(peer="copy", us=120.0),
@@ -312,7 +312,7 @@ def test_what_a_row_reached_is_told_by_its_copy_and_by_the_clocks_of_its_gpu() -
         next(bounds.reached(replace(slow, machine={})))
 
 
-def test_a_benchmark_leaves_its_rows_as_they_come() -> None:
+def test_benchmark_stores_each_row_when_it_is_measured() -> None:
     from opgraph.bench.run import Settings
     from opgraph.bench.run import run as bench
 
@@ -323,7 +323,7 @@ def test_a_benchmark_leaves_its_rows_as_they_come() -> None:
     assert kept == list(range(1, len(results.rows) + 1)) and kept
 
 
-def test_the_program_for_the_sanitizer_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sanitizer_program_runs_on_the_emulator(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of its graphs compile and give the right results; under the tools all of them run on a GPU."""
     program = module("sanitized")
     some = program.graphs()[1::9]

@@ -33,7 +33,7 @@ def python_calls(call: Any) -> list[str]:
     return entered
 
 
-def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCupy) -> None:
+def test_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCupy) -> None:
     """They are the call, the launch, and the library's function for the current stream; then comes the driver."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = moved(cupy, random((512,), "f32")), moved(cupy, random((), "f32"))
@@ -44,7 +44,7 @@ def test_a_bound_call_enters_three_functions_and_allocates_nothing(cupy: FakeCup
     assert cupy.allocated == before
 
 
-def test_a_bound_call_of_another_gpu_gives_the_current_one_back(cupy: FakeCupy) -> None:
+def test_bound_call_on_another_gpu_restores_the_current_device(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda:1")
     x, a, out = (FakeArray(random(s, "f32"), device=1) for s in ((9,), (), (9,)))
     switched: list[int] = []
@@ -70,7 +70,7 @@ def test_sums_are_bound_with_their_workspace(cupy: FakeCupy) -> None:
     assert cupy.allocated == before
 
 
-def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(cupy: FakeCupy) -> None:
+def test_bound_kernels_allocate_intermediates_once(cupy: FakeCupy) -> None:
     g = og.Graph()
     x, like = g.input("x", "f32", (300, 40)), g.input("like", "f32", (40,))
     g.output(g.add_op("Multiply", x, g.add_op("SumTo", g.add_op("Exp", x), like), name="y"))
@@ -91,7 +91,7 @@ def test_several_kernels_are_bound_and_what_lies_between_them_is_allocated_once(
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:
+def test_forked_process_gets_a_clear_error(cupy: FakeCupy) -> None:
     """A real fork. CUDA itself would fail in the child with an error that names no cause, or hang."""
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a, out = moved(cupy, random((9,), "f32")), moved(cupy, random((), "f32")), cupy.empty((9,), "f4")
@@ -121,7 +121,7 @@ def test_a_forked_process_is_told_so(cupy: FakeCupy) -> None:
     f(x=x, a=a)  # the parent still works
 
 
-def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_error_names_value_and_size(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda")
     x, a = moved(cupy, random((1024,), "f32")), moved(cupy, random((), "f32"))
     real = cupy.empty
@@ -153,7 +153,7 @@ def test_no_memory_says_what_for_and_how_much(cupy: FakeCupy, monkeypatch: pytes
     ],
     ids=["memory", "capture", "fault", "unknown"],
 )
-def test_a_constant_that_cannot_be_uploaded_says_why(cupy: FakeCupy, status: int, text: str) -> None:
+def test_failed_constant_upload_reports_its_cause(cupy: FakeCupy, status: int, text: str) -> None:
     g = og.Graph()
     g.output(g.add_op("Multiply", g.input("x", "f32", (6,)), g.constant("c", np.arange(6, dtype=np.float32))))
     f = og.compile(g, device="cuda")
@@ -167,7 +167,7 @@ def test_a_constant_that_cannot_be_uploaded_says_why(cupy: FakeCupy, status: int
         f(x=moved(cupy, random((6,), "f32")))
 
 
-def test_a_kernel_that_cannot_be_loaded_after_a_fault_is_not_blamed_on_nvrtc(cupy: FakeCupy) -> None:
+def test_kernel_load_failure_after_a_fault_names_the_cuda_error(cupy: FakeCupy) -> None:
     def refuse(attribute: int, function: int) -> int:
         raise CUDADriverError(700, "CUDA_ERROR_ILLEGAL_ADDRESS")
 
@@ -178,7 +178,7 @@ def test_a_kernel_that_cannot_be_loaded_after_a_fault_is_not_blamed_on_nvrtc(cup
         og.compile(gated("f32", (4,), ()), device="cuda")
 
 
-def test_a_gpu_that_had_a_fault_is_not_said_to_be_missing(cupy: FakeCupy) -> None:
+def test_gpu_with_an_earlier_fault_is_not_reported_missing(cupy: FakeCupy) -> None:
     def refuse() -> int:
         raise CUDARuntimeError(700, "cudaErrorIllegalAddress")
 
@@ -187,7 +187,7 @@ def test_a_gpu_that_had_a_fault_is_not_said_to_be_missing(cupy: FakeCupy) -> Non
         og.Engine("cuda")
 
 
-def test_a_gpu_that_is_too_old_for_a_kernel_is_told_of(cupy: FakeCupy) -> None:
+def test_too_old_gpu_is_reported_with_its_compute_capability(cupy: FakeCupy) -> None:
     """bf16 conversions use instructions of compute capability 8.0."""
 
     def refuse(code: str, name: str, options: tuple[str, ...]) -> object:
@@ -201,7 +201,7 @@ def test_a_gpu_that_is_too_old_for_a_kernel_is_told_of(cupy: FakeCupy) -> None:
         og.compile(gated("bf16", (4,), ()), device="cuda")
 
 
-def test_no_driver_or_one_that_is_too_old_is_one_error_of_cuda_and_named() -> None:
+def test_missing_or_old_driver_raises_device_error() -> None:
     """Uses CuPy itself on a machine without a GPU, to check what such a user sees."""
     real = pytest.importorskip("cupy", exc_type=ImportError)
     try:
@@ -215,7 +215,7 @@ def test_no_driver_or_one_that_is_too_old_is_one_error_of_cuda_and_named() -> No
         og.Engine("cuda")
 
 
-def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> None:
+def test_exception_in_a_launch_restores_the_current_device(cupy: FakeCupy) -> None:
     f = og.compile(gated("f32", (None,), ()), device="cuda:1")
     x, a, out = (FakeArray(random(s, "f32"), device=1) for s in ((9,), (), (9,)))
     call = f.bind(x=x, a=a, out=out)
@@ -231,7 +231,7 @@ def test_an_exception_in_a_launch_gives_the_current_gpu_back(cupy: FakeCupy) -> 
 
 
 @pytest.mark.parametrize("handle", [7])
-def test_a_thread_of_its_own_launches_on_its_own_stream(cupy: FakeCupy, handle: int) -> None:
+def test_threads_launch_on_their_own_streams(cupy: FakeCupy, handle: int) -> None:
     """Launches share no state: two threads, each with its stream, use one executable."""
     import threading
 

@@ -34,7 +34,7 @@ def summed() -> og.Graph:
     return g
 
 
-def test_what_is_uploaded_for_positions_is_bounded_however_many_shapes_come(cupy: FakeCupy) -> None:
+def test_position_uploads_are_bounded_for_many_shapes(cupy: FakeCupy) -> None:
     """Each upload allocates from the driver and waits for the whole device."""
     functions = [
         og.compile(og.parse(text), device="cuda") for text in (POSITIONS, POSITIONS.replace("Add", "Subtract"))
@@ -58,7 +58,7 @@ def test_memory_of_a_collected_function_is_freed_by_the_next_upload(cupy: FakeCu
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["call", "bind"])
-def test_what_a_captured_graph_reads_outlives_its_function(cupy: FakeCupy, bound: bool) -> None:
+def test_constants_read_by_a_cuda_graph_outlive_the_function(cupy: FakeCupy, bound: bool) -> None:
     f, x, out = og.compile(scaled(6), device="cuda"), moved(cupy, random((3, 6), "f32")), cupy.empty((3, 6), "f4")
     call: Any = f.bind(x=x, out=out) if bound else partial(f, x=x, out=out)
     call()
@@ -71,7 +71,7 @@ def test_what_a_captured_graph_reads_outlives_its_function(cupy: FakeCupy, bound
     assert cupy.freed == []
 
 
-def test_the_workspace_of_a_captured_call_is_not_given_to_others(cupy: FakeCupy) -> None:
+def test_workspace_of_a_captured_call_is_not_reused(cupy: FakeCupy) -> None:
     """CuPy's pool has no support for captures (torch's allocator has)."""
     f = og.compile(summed(), device="cuda")
     x, like, out = (moved(cupy, random(s, "f32")) for s in ((70_001,), (1,), (1,)))
@@ -92,7 +92,7 @@ def test_the_workspace_of_a_captured_call_is_not_given_to_others(cupy: FakeCupy)
     assert before() is None and captured() is not None
 
 
-def test_an_upload_is_refused_while_cupys_stream_is_captured(cupy: FakeCupy) -> None:
+def test_upload_during_stream_capture_is_refused(cupy: FakeCupy) -> None:
     """CuPy itself refuses the copy, without a CUDA error: memory may be allocated in a capture of its streams."""
     f, x = og.compile(scaled(6), device="cuda"), moved(cupy, random((3, 6), "f32"))
     cupy.stream, cupy.capturing = FakeStream(7), {7}
@@ -102,9 +102,7 @@ def test_an_upload_is_refused_while_cupys_stream_is_captured(cupy: FakeCupy) -> 
         f(x=x)
 
 
-def test_sums_over_nothing_are_written_with_their_gpu_as_the_current_one(
-    cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_empty_sums_are_written_on_their_own_gpu(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(og.parse("graph(x: f32[?,4], a: f32[4]) -> (s)\n  s = SumTo(x, a)"), device="cuda:1")
     x, a, out = (FakeArray(np.ones(s, np.float32), device=1) for s in ((0, 4), (4,), (4,)))
     where: list[int] = []
@@ -118,7 +116,7 @@ def test_sums_over_nothing_are_written_with_their_gpu_as_the_current_one(
         where.clear()
 
 
-def test_defaults_are_there_before_any_stream_reads_them(cupy: FakeCupy) -> None:
+def test_defaults_are_uploaded_before_any_stream_reads_them(cupy: FakeCupy) -> None:
     g = og.Graph()
     x, a = g.input("x", "f32", (None,)), g.input("a", "f32", (3,))
     g.output(g.add_op("Multiply", x, a))
@@ -129,7 +127,7 @@ def test_defaults_are_there_before_any_stream_reads_them(cupy: FakeCupy) -> None
     np.testing.assert_array_equal(f(x=moved(cupy, np.ones(3, np.float32))).host, [0, 1, 2])
 
 
-def test_zeros_of_a_pullback_are_written_on_the_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pullback_zeros_are_written_on_the_device(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy from the host is not allowed while a graph is captured."""
     text = "graph(x: f32[n], a: f32[1]) -> (y, z)\n  y = Add(x, a)\n  z = Add(a, a)"
     f = og.compile(og.parse(text), device="cuda", wrt=["x", "a"])
@@ -145,7 +143,7 @@ def test_zeros_of_a_pullback_are_written_on_the_device(cupy: FakeCupy, monkeypat
     np.testing.assert_allclose(got["a"].host, d.host.sum(dtype=np.float64), rtol=1e-6)
 
 
-def test_what_only_lends_its_shape_has_it_by_way_of_the_host(cupy: FakeCupy) -> None:
+def test_shape_only_operand_is_passed_through_the_host(cupy: FakeCupy) -> None:
     text = "graph(x: f32[n,c], y: f32[n,k]) -> (z)\n  z = Concat(x, y, axis=1)"
     with pytest.warns(RuntimeWarning, match=r"1 op of this graph \(Concat\) left to the CPU"):
         f = og.compile(og.parse(text), device="cuda", wrt=["x", "y"])
@@ -158,13 +156,13 @@ def test_what_only_lends_its_shape_has_it_by_way_of_the_host(cupy: FakeCupy) -> 
     np.testing.assert_array_equal(got["y"].host, d[:, 3:])
 
 
-def test_kernels_are_loaded_when_they_are_made(cupy: FakeCupy) -> None:
+def test_kernels_are_loaded_at_compile_time(cupy: FakeCupy) -> None:
     """CUDA loads code lazily: a kernel's first launch inside a capture would load it during the capture."""
     f = og.compile(gated("f32", (64,), ()), device="cuda")
     assert len(cupy.loaded) == len(f.kernels) == 1 and cupy.launches == []
 
 
-def test_bf16_arrays_of_others_keep_their_dtype(cupy: FakeCupy) -> None:
+def test_foreign_bf16_arrays_keep_their_dtype(cupy: FakeCupy) -> None:
     """Example: torch's tensors. `__cuda_array_interface__` gives bf16 as two untyped bytes, DLPack by its name."""
     bf16 = dtypes.get("bf16").numpy
 

@@ -95,7 +95,7 @@ def test_every_layout_compiles(dtype: str, arch: str) -> None:
     nvrtc.compile_text(together(sources), arch, nvrtc.OPTIONS)
 
 
-def test_the_options_are_those_of_the_engine() -> None:
+def test_nvrtc_test_options_equal_the_engines() -> None:
     """cuda.py cannot be imported without CuPy, so its text is read."""
     import opgraph.runtime
 
@@ -160,7 +160,7 @@ def swish(name: str = "x") -> og.Graph:
     return g
 
 
-def test_the_text_of_a_swish_is_this() -> None:
+def test_swish_kernel_source_equals_golden_text() -> None:
     source = dense(lowered(swish()).loop, (64, 64))
     assert source.own == SWISH.replace("ENTRY", source.entry) and source.code.endswith("\n\n" + source.own)
 
@@ -186,7 +186,7 @@ print(cuda_source(choose_schedule(loop, layout, Cuda())).code)
 """
 
 
-def test_the_text_is_the_same_in_every_process() -> None:
+def test_kernel_source_is_the_same_in_every_process() -> None:
     def text(seed: str) -> str:
         command = [sys.executable, "-c", _TWICE]
         path = ":".join(p for p in sys.path if p)
@@ -199,7 +199,7 @@ def test_the_text_is_the_same_in_every_process() -> None:
 @pytest.mark.parametrize(
     "name", ['"; evil(); "', "*/ evil /*", "a\nevil", "evil\\", "//evil", "%s{evil}", "évil", "x0"]
 )
-def test_no_name_of_a_model_reaches_the_text(name: str) -> None:
+def test_model_names_never_reach_kernel_source(name: str) -> None:
     g = og.Graph()
     x = g.input(name, dtype="f32", shape=(4, 4))
     c = g.constant(name + "c", [1.0, 2.0, 3.0, 4.0], dtype="f32")
@@ -214,7 +214,7 @@ def test_no_name_of_a_model_reaches_the_text(name: str) -> None:
     assert source.code == dense(lowered(plain).loop, (4, 4), (4,)).code
 
 
-def test_a_refusal_names_the_line_and_its_op() -> None:
+def test_nvrtc_error_names_line_and_op() -> None:
     low = lowered(swish())
     source = dense(low.loop, (64, 64))
     broken = replace(source, code=source.code.replace("og::swish(v0)", "og::swoosh(v0)"))

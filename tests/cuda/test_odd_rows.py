@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> None:
+def test_misaligned_rows_are_read_and_written_in_packs(cupy: FakeCupy, name: str) -> None:
     """The bits are the same in any order of threads and blocks, no pack is misaligned (the emulator checks), results
     are near the truth, and nothing next to the results is written."""
     text, shapes, dtype, vector, held = ODD[name]
@@ -40,7 +40,7 @@ def test_rows_that_begin_anywhere_move_in_packs(cupy: FakeCupy, name: str) -> No
         assert_near(got[key], np.asarray(want, np.longdouble), host[key])
 
 
-def test_results_between_other_memory(cupy: FakeCupy) -> None:
+def test_results_in_a_larger_array_leave_other_elements(cupy: FakeCupy) -> None:
     """Rows of a larger array with an odd length, results in an array of the same form: other elements do not change."""
     f = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"), device="cuda")
     base, out = cupy.asarray(samples((6, 331))), cupy.asarray(np.full((6, 331), -7, np.float32))
@@ -50,7 +50,7 @@ def test_results_between_other_memory(cupy: FakeCupy) -> None:
     assert (out.host[:, 325:] == -7).all()
 
 
-def test_what_is_added_up_for_each_column_keeps_its_columns() -> None:
+def test_column_sums_use_no_misaligned_packs() -> None:
     """A thread must have the same columns in each row to keep their sums."""
     graph = "graph(x: f32[n,c], w: f32[c]) -> (y, dw)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, w)\n"
     cut = row_tiles(*bound(graph + "  p = Multiply(s, x)\n  dw = SumTo(p, w)", 300, 1001))
@@ -58,7 +58,7 @@ def test_what_is_added_up_for_each_column_keeps_its_columns() -> None:
 
 
 @pytest.mark.parametrize(("rows", "lengths"), [(9, (1000, 4096)), (9, (61, 33)), (9, (1002, 4098))])
-def test_rows_that_are_whole_packs_or_short_have_no_single_elements(rows: int, lengths: tuple[int, ...]) -> None:
+def test_whole_pack_and_short_rows_have_no_scalar_ends(rows: int, lengths: tuple[int, ...]) -> None:
     for length in lengths:
         assert row_tiles(*bound("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)", rows, length)).lead == -1
 
@@ -68,7 +68,7 @@ def test_rows_that_are_whole_packs_or_short_have_no_single_elements(rows: int, l
     reason="pip install nvidia-cuda-nvrtc nvidia-cuda-nvdisasm",
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_accesses_are_16_bytes_wide_but_for_the_ends(dtype: str) -> None:
+def test_accesses_are_16_bytes_except_at_row_ends(dtype: str) -> None:
     loop, layout = bound(SOFTMAX.format(t=dtype), 4096, 10_001)
     cut, (launch,) = row_tiles(loop, layout), cuda_launches(loop, layout)
     for arch in nvrtc.ARCHITECTURES:

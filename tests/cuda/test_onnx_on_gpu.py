@@ -99,7 +99,7 @@ class TestTorch:
         np.testing.assert_allclose(got["y"].host, truth[0], rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(got["s"].host, truth[1])
 
-    def test_the_plan_says_who_runs_what(self, graph: og.Graph) -> None:
+    def test_plan_names_the_engine_of_each_part(self, graph: og.Graph) -> None:
         f = og.compile(graph, device="cuda")
         sizes = ("Shape", "Gather", "Multiply", "Concat", "Reshape", "MatMul", "Shape")
         assert plan(f) == [
@@ -117,7 +117,7 @@ class TestTorch:
         told = {row.why for row in f.explain().ops if row.partition == 0}
         assert told == {f"foreign op {kind}; {TORCH}" for kind in ("Pad", "Conv")}
 
-    def test_tensors_of_torch_stay_its_own(
+    def test_torch_inputs_give_torch_results_without_copies(
         self, gpu: Any, cupy: FakeCupy, graph: og.Graph, arrays: dict[str, np.ndarray], truth: list[np.ndarray]
     ) -> None:
         import torch
@@ -130,7 +130,7 @@ class TestTorch:
         assert not [c for c in [*gpu.copies, *cupy.copies] if c[0] == "to host"]
         np.testing.assert_allclose(got["y"].host.numpy(), truth[0], rtol=1e-5, atol=1e-6)
 
-    def test_what_torch_has_no_form_of_is_split_off(self, gpu: Any, cupy: FakeCupy) -> None:
+    def test_ops_unsupported_by_torch_run_on_the_host(self, gpu: Any, cupy: FakeCupy) -> None:
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (float[4, 4] x) => (float[4, 4] y) '
             "{ a = MatMul (x, x)  d = Det (a)  i = Transpose (a)  y = Mul (i, d) }"
@@ -150,7 +150,7 @@ class TestTorch:
         np.testing.assert_allclose(f(x=array).host, (x @ x).T * np.linalg.det(x @ x), rtol=1e-4)
         assert cupy.copies == [("to host", 64), ("to device", 4)]
 
-    def test_positions_are_made_where_they_are_read(self, gpu: Any, cupy: FakeCupy) -> None:
+    def test_positions_are_created_on_the_device_that_reads_them(self, gpu: Any, cupy: FakeCupy) -> None:
         """They are computed from host sizes passed as numbers: a copy to the device would break a graph's capture."""
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (float[b, t] x) => (float[b, t] y, float[t, b] z) {'
@@ -168,7 +168,7 @@ class TestTorch:
         np.testing.assert_allclose(got["y"].host, np.exp(np.arange(5, dtype=np.float32)) * x, rtol=1e-6)
         np.testing.assert_array_equal(got["z"].host, x.reshape(5, 2))
 
-    def test_a_shape_that_is_kept_for_backward_keeps_no_values(self, gpu: Any, cupy: FakeCupy) -> None:
+    def test_shape_saved_for_backward_holds_one_element(self, gpu: Any, cupy: FakeCupy) -> None:
         """One element, expanded to the shape, replaces them: a ReshapeTo reads only the shape."""
         text = "graph(x: f32[n,m]) -> (y)\n  y = StaticReshape(x, shape=[-1], special_zero=false)"
         f = og.compile(og.parse(text), device="cuda", wrt=("x",))
@@ -178,7 +178,7 @@ class TestTorch:
         np.testing.assert_array_equal(pull(moved(cupy, x.reshape(-1)))["x"].host, x)
 
     @pytest.mark.parametrize("torchs", [False, True])
-    def test_what_is_a_view_in_torch_leaves_as_a_copy(self, gpu: Any, cupy: FakeCupy, torchs: bool) -> None:
+    def test_torch_views_are_returned_as_copies(self, gpu: Any, cupy: FakeCupy, torchs: bool) -> None:
         import torch
 
         model = onnx.parser.parse_model(
@@ -192,7 +192,7 @@ class TestTorch:
         memory = [np.asarray(value.host) for value in (x, *got.values())]
         assert not any(np.shares_memory(a, b) for i, a in enumerate(memory) for b in memory[:i])
 
-    def test_a_node_that_torch_refuses_says_so(self, gpu: Any, cupy: FakeCupy) -> None:
+    def test_node_refused_by_torch_raises_device_error(self, gpu: Any, cupy: FakeCupy) -> None:
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (float[a, b] x, float[c, d] w) => (float[a, d] y) '
             "{ y = MatMul (x, w) }"
@@ -201,7 +201,7 @@ class TestTorch:
         with pytest.raises(DeviceError, match=r"torch cannot run it: .*2x3 and 4x2.*\n  where: MatMul .*\n  fix: "):
             f(x=moved(cupy, random((2, 3), "f32")), w=moved(cupy, random((4, 2), "f32")))
 
-    def test_a_region_compiled_by_itself(self, gpu: Any, cupy: FakeCupy) -> None:
+    def test_region_compiled_without_a_graph_runs(self, gpu: Any, cupy: FakeCupy) -> None:
         """Without a plan of a whole graph, the region does not know which values are sizes."""
         node = 'onnx_domain="", onnx_opset=21'
         g = og.parse(
@@ -227,7 +227,7 @@ class TestOnnxruntime:
         monkeypatch.setattr(onnx_device, "MEMORY", "cpu")
         monkeypatch.setattr(onnx_device.OnnxRuntimeRegion, "is_on_gpu", True)
 
-    def test_regions_are_bound_to_the_memory_of_the_gpu(
+    def test_regions_bind_gpu_memory_without_copies(
         self, cupy: FakeCupy, graph: og.Graph, arrays: dict[str, np.ndarray], truth: list[np.ndarray]
     ) -> None:
         with warnings.catch_warnings():
@@ -248,7 +248,7 @@ class TestOnnxruntime:
         np.testing.assert_array_equal(out["y"].host, got["y"].host)
         np.testing.assert_array_equal(out["s"].host, got["s"].host)
 
-    def test_what_16_bits_are_called(self, cupy: FakeCupy) -> None:
+    def test_bf16_values_pass_through_onnxruntime(self, cupy: FakeCupy) -> None:
         """NumPy has no name for bf16, and neither has `__cuda_array_interface__`."""
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (bfloat16[2, 3] x) => (bfloat16[3, 2] y) '
@@ -259,7 +259,7 @@ class TestOnnxruntime:
         assert got.dtype == x.dtype
         np.testing.assert_array_equal(got.host, x.T)
 
-    def test_a_node_that_fails_says_so(self, cupy: FakeCupy) -> None:
+    def test_failing_onnxruntime_node_raises_device_error(self, cupy: FakeCupy) -> None:
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["" : 21]> net (float[3] x, int64[1] i) => (float[1] y) '
             "{ y = Gather (x, i) }"
@@ -271,7 +271,7 @@ class TestOnnxruntime:
             f(x=moved(cupy, random((3,), "f32")), i=moved(cupy, np.array([7])))
 
 
-def test_without_either_one_warning_says_what_it_costs(
+def test_one_warning_lists_cost_without_torch_or_onnxruntime(
     cupy: FakeCupy, graph: og.Graph, arrays: dict[str, np.ndarray], truth: list[np.ndarray]
 ) -> None:
     with pytest.warns(RuntimeWarning) as caught:

@@ -124,7 +124,7 @@ def session(model: Any, library: Path | None = None) -> Any:
 
 
 @pytest.mark.parametrize(("name", "shapes", "rank", "pack"), CALLS, ids=str)
-def test_an_op_is_one_launch_with_the_results_of_onnxruntime(
+def test_custom_op_is_one_launch_and_agrees_with_onnxruntime(
     library: Built, name: str, shapes: tuple[tuple[int, ...], ...], rank: int, pack: int
 ) -> None:
     graph, draft = og.parse(MODELS[name]), library.drafts[name]
@@ -144,7 +144,7 @@ def test_an_op_is_one_launch_with_the_results_of_onnxruntime(
         assert_near(got, true, peer)
 
 
-def test_the_same_file_serves_the_cpu(library: Built) -> None:
+def test_library_also_runs_on_the_cpu_provider(library: Built) -> None:
     for name, shapes, *_ in CALLS[::3]:
         graph, model = og.parse(MODELS[name]), library.drafts[name].proto()
         feeds = dict(zip([t.name for t in graph.inputs], arrays_of(graph, shapes), strict=True))
@@ -154,7 +154,7 @@ def test_the_same_file_serves_the_cpu(library: Built) -> None:
 
 
 @pytest.mark.parametrize("alpha", [None, 1.702, -3e30])
-def test_a_nodes_alpha_goes_by_value(library: Built, alpha: float | None) -> None:
+def test_alpha_of_a_node_is_passed_by_value(library: Built, alpha: float | None) -> None:
     x = np.linspace(-30, 30, 999, dtype=np.float32)
     called = library.call("Swish", [x], [x.dtype], alpha=alpha)
     graph = og.parse(f"graph(x: f32[n]) -> (y)\n y = Swish(x, alpha={1.0 if alpha is None else alpha})")
@@ -170,7 +170,7 @@ def test_a_nodes_alpha_goes_by_value(library: Built, alpha: float | None) -> Non
     assert_near(called.results[0], np.stack(want[:2]), np.stack(want[2:]))
 
 
-def test_addresses_that_no_pack_fits_get_single_elements(library: Built) -> None:
+def test_misaligned_addresses_use_scalar_accesses(library: Built) -> None:
     (op,) = library.drafts["bias"].library
     x, a = np.arange(4096, dtype=np.float32).reshape(1, 4096) / 500, np.ones(4096, np.float32)
     called = library.call(op.name, [x, a], [x.dtype, x.dtype], offset=4)
@@ -179,13 +179,13 @@ def test_addresses_that_no_pack_fits_get_single_elements(library: Built) -> None
     np.testing.assert_allclose(called.results[0], np.exp(x) + 1, rtol=1e-6)
 
 
-def test_nothing_is_launched_for_no_elements(library: Built) -> None:
+def test_no_kernel_is_launched_for_no_elements(library: Built) -> None:
     (op,) = library.drafts["bias"].library
     called = library.call(op.name, [np.zeros((0, 4), "f4"), np.zeros(4, "f4")], [np.dtype("f4")] * 2)
     assert called.launches == [] and [r.shape for r in called.results] == [(0, 4)] * 2
 
 
-def test_packs_are_those_of_the_engine(library: Built) -> None:
+def test_packs_equal_those_of_the_cuda_engine(library: Built) -> None:
     """The CUDA engine chooses the same packs for such calls, and for one row the same text."""
     from opgraph.codegen.kernel import cuda_source
     from opgraph.loops.layout import bind
@@ -233,7 +233,7 @@ X, F32 = [np.float32([-2.0, 7.0])], [np.dtype(np.float32)]
     [((8, 0), "sm_80"), ((8, 9), "sm_80"), ((9, 0), "sm_90"), ((10, 3), "sm_100"), ((11, 0), "ptx"), ((12, 0), "ptx")],
     ids=str,
 )
-def test_a_gpu_gets_the_code_of_its_generation(
+def test_gpu_loads_the_image_of_its_architecture(
     library: Built, small: Path, fresh: Path, capability: tuple[int, int], image: str
 ) -> None:
     major, minor = capability
@@ -243,9 +243,7 @@ def test_a_gpu_gets_the_code_of_its_generation(
     assert library.call(small.stem, X, F32, path=fresh, major=major, minor=minor).loaded[0] == 0  # it is loaded already
 
 
-def test_a_context_that_is_not_current_is_while_kernels_are_loaded_and_launched(
-    library: Built, small: Path, fresh: Path
-) -> None:
+def test_context_is_current_while_kernels_load_and_launch(library: Built, small: Path, fresh: Path) -> None:
     """No context need exist when a kernel is created; the current context of a call is restored afterwards."""
     for current in (0, 0x9000):
         called = library.call(small.stem, X, F32, path=fresh, current=current)
@@ -265,20 +263,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_too_old_is_an_ort_status(library: Built, small: Path, fresh: Path, case: str) -> None:
+def test_too_old_driver_or_gpu_gives_ort_status(library: Built, small: Path, fresh: Path, case: str) -> None:
     driver, code, message = REFUSED[case]
     called = library.call(small.stem, X, F32, path=fresh, **driver)
     assert called.refused is not None and called.launches == [] and called.current == CONTEXT
     assert called.refused[0] == code and message in called.refused[1]
 
 
-def test_shapes_that_do_not_broadcast_are_an_ort_status(library: Built) -> None:
+def test_incompatible_shapes_give_ort_status(library: Built) -> None:
     (op,) = library.drafts["bias"].library
     called = library.call(op.name, [np.zeros((3, 4), "f4"), np.zeros(3, "f4")], F32 * 2)
     assert called.refused == (2, "opgraph: the inputs of a fused node do not broadcast")
 
 
-def test_axes_beyond_what_kernels_are_told_of_are_an_ort_status(library: Built) -> None:
+def test_too_many_broadcast_axes_give_ort_status(library: Built) -> None:
     (op,) = library.drafts["anyhow"].library
     shapes = [tuple(2 if (axis + k) % 3 else 1 for axis in range(12)) for k in range(3)]
     called = library.call(op.name, [np.zeros(shape) for shape in shapes], [np.dtype("f8")])
@@ -288,7 +286,7 @@ def test_axes_beyond_what_kernels_are_told_of_are_an_ort_status(library: Built) 
 # -- building ---------------------------------------------------------------------------------------------------------
 
 
-def test_what_both_providers_run_is_in_a_library_for_both() -> None:
+def test_library_for_both_providers_holds_ops_that_both_run() -> None:
     """There are no kernels for rows on a GPU: a node would copy the data back to the CPU."""
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> net (float[b, 512] x, float[512] w, float[512] v) '
@@ -306,7 +304,7 @@ def test_cuda_without_a_library_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_without_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_written_without_nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(nvrtc.ctypes, "CDLL", _missing)
     nvrtc.library.cache_clear()
@@ -320,12 +318,12 @@ def _missing(path: str) -> None:
     raise OSError(path)
 
 
-def test_a_text_that_nvrtc_refuses_is_told_with_its_log() -> None:
+def test_source_refused_by_nvrtc_raises_with_its_log() -> None:
     with pytest.raises(DeviceError, match=r"NVRTC refused the kernels for sm_80:\n.*error.*\n(.*\n)*  where: "):
         nvrtc.compiled("no C++ at all")
 
 
-def test_a_swish_has_kernels_for_the_dtypes_that_nodes_have() -> None:
+def test_swish_has_gpu_kernels_only_for_used_dtypes() -> None:
     """Their build takes seconds. On the CPU a registered op must support every dtype of its name."""
     text = "graph(x: f16[n], b: f32[n]) -> (y, z)\n y = Swish(x, alpha=1.5)\n s = Swish(b, alpha=2.0)\n z = Exp(s)"
     swish = [op for op in drafted(og.parse(text), Request(library=True, cuda=True)).library if op.name == "Swish"]

@@ -41,7 +41,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_layout_gives_what_eager_torch_gives(driver: FakeDriver, view: str) -> None:
+def test_every_layout_agrees_with_eager(driver: FakeDriver, view: str) -> None:
     f, eager, x, a = function(), lambda x, a: x * torch.sigmoid(a * x), VIEWS[view](), torch.tensor(0.7)
     for _ in range(3):
         assert same([f(x, a)], [eager(x, a)])
@@ -59,7 +59,7 @@ def test_one_function_serves_aligned_and_misaligned_tensors_of_one_shape(driver:
     assert len(cupy.launches) == 3  # each by the kernel for its alignment
 
 
-def test_calls_go_to_the_driver_on_the_stream_of_the_moment(
+def test_calls_launch_on_the_current_stream(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.runtime.providers import torch_internals
@@ -73,7 +73,7 @@ def test_calls_go_to_the_driver_on_the_stream_of_the_moment(
     assert not cupy.launches
 
 
-def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -> None:
+def test_launch_restores_another_current_gpu(driver: FakeDriver, cupy: FakeCupy) -> None:
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     f(x, a)
     cupy.device = 1
@@ -81,7 +81,7 @@ def test_another_current_gpu_is_given_back(driver: FakeDriver, cupy: FakeCupy) -
     assert cupy.device == 1 and len(cupy.launches) == 1
 
 
-def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
+def test_results_are_right_if_torchs_current_gpu_differs(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After `with torch.cuda.device(1):` in a process that used only GPU 1, torch allocates on GPU 0 again, and the
@@ -97,7 +97,7 @@ def test_torch_may_allocate_on_another_gpu_than_the_runtime_names(
     assert allocated == []
 
 
-def test_a_forked_process_is_refused_before_cuda_is_asked(
+def test_forked_process_is_refused_before_any_cuda_call(
     driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There, every CUDA call returns cudaErrorInitializationError."""
@@ -116,7 +116,7 @@ def test_a_forked_process_is_refused_before_cuda_is_asked(
         f(x, a)
 
 
-def test_second_derivatives(driver: FakeDriver) -> None:
+def test_second_derivatives_agree_with_eager(driver: FakeDriver) -> None:
     x, a = torch.rand(64, requires_grad=True), torch.tensor(0.7, requires_grad=True)
 
     def second(f):
@@ -128,14 +128,16 @@ def test_second_derivatives(driver: FakeDriver) -> None:
         assert same(second(f), second(lambda x, a: x * torch.sigmoid(a * x)))
 
 
-def test_large_sums_bring_a_workspace(driver: FakeDriver) -> None:
+def test_large_sums_allocate_a_workspace(driver: FakeDriver) -> None:
     f = ogt.fuse(lambda x, b: torch.tanh(x + b))
     x, b = torch.linspace(-2, 2, 3000 * 40).reshape(3000, 40), torch.rand(40)
     for _ in range(2):
         assert same(both(f, x, b)[2:], both(lambda x, b: torch.tanh(x + b), x, b)[2:])
 
 
-def test_without_a_compiler_cupy_launches(driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cupy_launches_kernels_without_a_compiler(
+    driver: FakeDriver, cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_compiler, "is_available", lambda: False)
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     for _ in range(2):
@@ -158,7 +160,7 @@ def python_functions(call) -> list[str]:
     return names
 
 
-def test_a_prepared_call_runs_few_python_functions(driver: FakeDriver) -> None:
+def test_prepared_call_runs_few_python_functions(driver: FakeDriver) -> None:
     """Times would vary from day to day. `<lambda>` is the stand-in for the current GPU and its stream."""
     f, x, a = function(), torch.rand(64), torch.tensor(0.7)
     leaf = x.clone().requires_grad_()

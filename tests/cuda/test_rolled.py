@@ -66,7 +66,7 @@ def in_groups(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("shape", [(1, 3), (3, 1024), (5, 1303)], ids=str)
 @pytest.mark.parametrize("text", [FLAT, MIXED, WIDE], ids=["flat", "rows", "wide"])
-def test_any_group_gives_the_bits_of_all_at_once(
+def test_any_group_size_gives_the_same_bits(
     text: str, shape: tuple[int, int], in_groups: Callable[..., dict[str, np.ndarray]]
 ) -> None:
     """Whole tiles, packs of a last tile, and its remainder."""
@@ -78,7 +78,7 @@ def test_any_group_gives_the_bits_of_all_at_once(
         assert [name for name in expected if not agree(got[name], expected[name])] == [], group
 
 
-def test_elements_may_lie_apart(in_groups: Callable[..., dict[str, np.ndarray]]) -> None:
+def test_strided_elements_in_groups_give_the_same_bits(in_groups: Callable[..., dict[str, np.ndarray]]) -> None:
     g = og.parse("graph(x: f32[n,m], b: bf16[n,m]) -> (y, z)\n  y = Multiply(x, 3.0)\n  z = Abs(b)").finalize()
     data = feeds(g, (33, 70))
     expected = in_groups(g, data, 0)
@@ -86,7 +86,7 @@ def test_elements_may_lie_apart(in_groups: Callable[..., dict[str, np.ndarray]])
 
 
 @pytest.mark.parametrize(("dtype", "group"), [("f32", 2), ("bf16", 4)])
-def test_sums_of_groups_have_the_bits_of_those_of_packs(
+def test_grouped_sums_have_the_bits_of_whole_pack_sums(
     dtype: str, group: int, in_groups: Callable[..., dict[str, np.ndarray]]
 ) -> None:
     """In whole packs, and in the remainder of a row, which goes one by one in both."""
@@ -97,7 +97,7 @@ def test_sums_of_groups_have_the_bits_of_those_of_packs(
     assert [name for name in expected if got[name].tobytes() != expected[name].tobytes()] == []
 
 
-def test_one_sum_over_all_is_right_for_any_length(in_groups: Callable[..., dict[str, np.ndarray]]) -> None:
+def test_grouped_total_sum_is_right_for_any_length(in_groups: Callable[..., dict[str, np.ndarray]]) -> None:
     text = "graph(x: f32[n], a: f32[]) -> (y, s)\n  y = Multiply(x, a)\n  %1 = Exp(y)\n  s = SumTo(%1, a)"
     g = og.parse(text).finalize()
     for n in (3, 1027):
@@ -115,7 +115,7 @@ def graph(name: str, direction: str, dtype: str) -> og.Graph:
     return entry.graph((1 << 20,), dtype, direction)
 
 
-def test_kernels_go_in_groups_from_the_cost_on_at_which_nvrtc_takes_long() -> None:
+def test_costly_kernels_are_grouped_to_limit_nvrtc_time() -> None:
     seen = set()
     for name in ("swish", "gelu", "chain of 12", "fractional (NAF1)", "chain of 60"):
         for dtype in ("f32", "bf16", "f64"):
@@ -150,7 +150,7 @@ def test_the_machine_code_is_short_and_stays_in_registers(dtype: str, most: int,
     assert sum(n for n in moved if n == 16) == 3 * size * schedule.vector * schedule.unroll
 
 
-def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
+def test_sass_main_path_multiplies_loop_bodies() -> None:
     text = """\
 \t.section\t.text.og_a,"ax",@progbits
         /*0000*/                   S2R R2, SR_CTAID.X ;
@@ -177,7 +177,7 @@ def test_what_loops_execute_is_counted_as_often_as_they_turn() -> None:
 # -- parts of kernels/ in a kernel's text ------------------------------------------------------------------------------
 
 
-def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
+def test_source_holds_only_declarations_its_kernel_uses() -> None:
     loop, layout = bound(graph("hardswish", "forward", "f32"))
     text = cuda_source(pointwise(loop, layout)).code
     assert len(text) < len(spliced("cuda/pointwise.cuh")) / 4
@@ -185,7 +185,7 @@ def test_a_text_has_what_its_kernel_names_and_little_else() -> None:
     assert not [name for name in ("gelu_erf(", "philox(", "struct floats", "lgamma") if name in text]
 
 
-def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
+def test_every_declaration_in_kernels_is_found_by_name() -> None:
     for skeleton in (
         "cuda/pointwise.cuh",
         "cuda/pointwise_scalar.cuh",
@@ -201,7 +201,7 @@ def test_each_declaration_in_kernels_has_a_name_by_which_it_is_found() -> None:
         assert len(functions) > 100 and functions <= named
 
 
-def test_names_that_a_kept_declaration_uses_are_kept_too() -> None:
+def test_pruning_keeps_transitively_used_declarations() -> None:
     text = prune_source.needed("cuda/pointwise.cuh", "og::gelu_erf(x)")
     assert "gelu_erf(" in text and "exp_tail(" in text and "philox" not in text.lower()
     assert text.count("namespace og {") == text.count("}  // namespace og")

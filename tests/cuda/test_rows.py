@@ -33,7 +33,7 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize(("dtype", "length"), [(d, n) for d, lengths in LENGTHS.items() for n in lengths])
-def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
+def test_rows_of_every_length_are_as_accurate_as_torch(
     cupy: FakeCupy,
     dtype: str,
     length: int,
@@ -53,7 +53,7 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
     ("name", "dtype", "length"),
     [("LayerNorm", "f32", 1000), ("LayerNorm", "bf16", 9000), ("RMSNorm", "f32", 33), ("LogSoftmax", "bf16", 1000)],
 )
-def test_norms_with_what_is_before_and_after_are_one_kernel(
+def test_norms_with_neighbouring_ops_are_one_kernel(
     cupy: FakeCupy,
     name: str,
     dtype: str,
@@ -80,7 +80,7 @@ def test_norms_with_what_is_before_and_after_are_one_kernel(
     ],
     ids=["a truth value", "an integer"],
 )
-def test_sums_apart_from_rows_read_values_of_rows_as_they_are(cupy: FakeCupy, lines: str) -> None:
+def test_separate_sums_read_row_values_unrounded(cupy: FakeCupy, lines: str) -> None:
     text = "graph(x: {t}[n,c], v: {t}[c], w: {t}[n,1], z: s64[n,c]) -> (y, s)\n"
     text += f"  m = ReduceSum(x, axes=[-1], keep_dims=true)\n{lines}\n  s = SumTo(y, w)"
     feeds = {"x": 1e9 + samples((7, 40), "f64"), "v": samples((40,), "f64"), "w": 4e10 + samples((7, 1), "f64")}
@@ -93,7 +93,7 @@ def test_sums_apart_from_rows_read_values_of_rows_as_they_are(cupy: FakeCupy, li
 
 
 @pytest.mark.parametrize("factor", ["Multiply(x, m)", "Divide(x, m)"])
-def test_a_sum_of_no_elements_is_0_whatever_its_factors_are(cupy: FakeCupy, factor: str) -> None:
+def test_empty_sum_with_nan_factor_is_zero(cupy: FakeCupy, factor: str) -> None:
     """The mean of no elements is NaN; it moves out of the sum only where rows have elements."""
     text = "graph(x: {t}[n,c]) -> (s)\n  m = ReduceMean(x, axes=[-1], keep_dims=true)\n"
     f = compiled(f"{text}  p = {factor}\n  s = ReduceSum(p, axes=[-1], keep_dims=true)", "f32")
@@ -103,7 +103,7 @@ def test_a_sum_of_no_elements_is_0_whatever_its_factors_are(cupy: FakeCupy, fact
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, seed: int) -> None:
+def test_random_row_graphs_agree_with_the_reference(cupy: FakeCupy, seed: int) -> None:
     graph = row_graph(seed)
     f = og.compile(graph, device="cuda")
     for again in range(2):
@@ -117,7 +117,7 @@ def test_random_graphs_of_rows_compute_what_the_reference_does(cupy: FakeCupy, s
 @pytest.mark.parametrize(
     ("shape", "launches"), [((1, 40), 1), ((300, 40), 2), ((33, 4096), 2), ((17, 9000), 3)], ids=str
 )
-def test_a_norm_backward_adds_up_its_parameters_gradients(
+def test_norm_backward_sums_parameter_gradients(
     cupy: FakeCupy,
     shape: tuple[int, int],
     launches: int,
@@ -135,7 +135,7 @@ def test_a_norm_backward_adds_up_its_parameters_gradients(
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:
+def test_other_row_and_sum_graphs_agree_with_the_reference(cupy: FakeCupy, name: str) -> None:
     text, shapes = OTHERS[name]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     f = compiled(text, "f64")
@@ -146,7 +146,7 @@ def test_other_rows_and_sums(cupy: FakeCupy, name: str) -> None:
         np.testing.assert_allclose(got[key], want, rtol=1e-11, atol=1e-11, err_msg=key)
 
 
-def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:
+def test_group_norm_gradients_agree_with_the_reference(cupy: FakeCupy) -> None:
     graph = og.gradient(og.parse(WHOLE.replace("f32", "f64")).finalize(), wrt=["x", "g", "b"])
     feeds = {
         t.name: samples((12,) if t.name in "gb" else (2, 12, 5, 7), "f64", seed=i) for i, t in enumerate(graph.inputs)
@@ -156,7 +156,7 @@ def test_the_gradients_of_a_group_norm(cupy: FakeCupy) -> None:
         np.testing.assert_allclose(got[key], want, rtol=1e-10, atol=1e-10, err_msg=key)
 
 
-def test_a_gradient_and_the_forward_beside_it_share_what_they_make_of_a_row() -> None:
+def test_gradient_reuses_row_statistics_of_forward() -> None:
     """Mean and variance are computed once: the derivative recomputes the normalised rows under other names."""
     text = "graph(x: bf16[n,c], w: bf16[c]) -> (y)\n  n = LayerNorm(x, use_affine=false, keep_stats=false)\n"
     graph = og.gradient(og.parse(text + "  y = Multiply(n, w)").finalize(), ["x", "w"])
@@ -170,7 +170,7 @@ def test_a_gradient_and_the_forward_beside_it_share_what_they_make_of_a_row() ->
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) -> None:
+def test_views_are_read_and_written_in_place(cupy: FakeCupy, name: str) -> None:
     text = "graph(x: f32[n,c]) -> (y)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, x)"
     f = og.compile(og.parse(text), device="cuda")
     base, out = samples((64, 130)), np.full((64, 130), -7, np.float32)
@@ -182,7 +182,7 @@ def test_views_are_read_and_written_where_they_lie(cupy: FakeCupy, name: str) ->
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-7)  # and no other element is written
 
 
-def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_indices_give_the_same_bits(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     text, shapes = OTHERS["a batch norm, whose rows are several runs"]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     narrow = run(cupy, compiled(text, "f64"), feeds)
@@ -193,7 +193,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
     assert all(wide[k].tobytes() == narrow[k].tobytes() for k in wide)
 
 
-def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:
+def test_bound_calls_may_write_results_over_inputs(cupy: FakeCupy) -> None:
     """Rows that are held and rows that are read again; sums must be computed before."""
     for shape, name in [((17, 9000), "x"), ((300, 40), "d_y")]:
         shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
@@ -207,7 +207,7 @@ def test_results_may_lie_over_inputs_of_bound_calls_too(cupy: FakeCupy) -> None:
         assert all(outs[k].host.tobytes() == want[k].tobytes() for k in want) and cupy.allocated == before
 
 
-def test_rows_of_nothing_have_the_value_of_no_elements(cupy: FakeCupy) -> None:
+def test_empty_rows_have_the_neutral_value(cupy: FakeCupy) -> None:
     f = compiled(ALL, "f32")
     got = {k: v.host for k, v in f(x=cupy.asarray(np.zeros((2, 0), np.float32))).items()}
     assert got["a"].tolist() == [0, 0] and np.isnan(got["b"]).all() and got["c"].tolist() == [-np.inf] * 2
@@ -243,9 +243,7 @@ SOFTMAX = "graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"
         (4096, 4, 256, 4, True), (8192, 4, 512, 4, True), (10_000, 4, 512, 5, True), (65_536, 4, 512, 4, False),
     ],
 )  # fmt: skip
-def test_a_row_is_taken_by_as_many_threads_as_it_needs(
-    length: int, vector: int, threads: int, packs: int, held: bool
-) -> None:
+def test_threads_per_row_follow_the_row_length(length: int, vector: int, threads: int, packs: int, held: bool) -> None:
     cut = row_tiles(*bound(SOFTMAX, 4096, length))
     assert cut == RowTiles(vector, packs, threads, held, vector * threads * packs == length, 0, True)
 
@@ -265,7 +263,7 @@ def test_a_row_is_taken_by_as_many_threads_as_it_needs(
         (3, 1000, 4, 1),
     ],
 )
-def test_few_rows_are_shared_by_blocks_and_neighbouring_rows_taken_side_by_side(
+def test_few_rows_are_split_over_blocks_and_columns_grouped(
     rows: int, length: int, neighbours: int, pieces: int
 ) -> None:
     """Columns of a matrix: for any shape there are as many blocks and working threads as a GPU needs."""

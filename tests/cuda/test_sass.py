@@ -102,7 +102,7 @@ CASES += [(k, d, arch) for k in KERNELS for d in DTYPES[:2] for arch in nvrtc.AR
 
 
 @pytest.mark.parametrize(("what", "dtype", "arch"), CASES, ids=[f"{k.name}-{d}-{arch}" for k, d, arch in CASES])
-def test_accesses_are_16_bytes_wide_and_early_and_nothing_spills(what: Kernel, dtype: str, arch: str) -> None:
+def test_accesses_are_16_bytes_wide_and_early_without_spills(what: Kernel, dtype: str, arch: str) -> None:
     code = nvrtc.machine_code(what.source(dtype)[0].code, arch)
     tile = code.whole_tile
     wide_loads = [x for x in tile if x.is_load and x.op.endswith(".128")]
@@ -130,7 +130,7 @@ def used_before_the_last_load(tile: Sequence[nvrtc.Instruction]) -> list[nvrtc.I
     return waiting
 
 
-def test_rows_are_found_without_a_division() -> None:
+def test_row_index_is_computed_without_division() -> None:
     """A 64-bit division is a call, a 32-bit one a reciprocal; the magic numbers of a layout need neither."""
     source, schedule = KERNELS[2].source("f32")
     assert schedule.narrow

@@ -43,7 +43,7 @@ def worse(now: Row, page: Row, slack: float = 0.0) -> list[str]:
     return found
 
 
-def test_no_kernel_is_worse_than_the_page(rows: list[Row]) -> None:
+def test_no_kernel_is_worse_than_the_sass_page(rows: list[Row]) -> None:
     """With the compiler that wrote the page the match is exact, with another one within a tenth."""
     slack = 0.0 if sass_table.version() == sass_table.written_version() else 0.1
     missing = [r.key for r in rows if r.key not in written()]
@@ -57,24 +57,24 @@ def test_no_kernel_is_worse_than_the_page(rows: list[Row]) -> None:
 PUT_ASIDE = {("swish, factor per channel", "backward", dtype) for dtype in ("bf16", "f16")}
 
 
-def test_whole_operands_move_in_16_bytes_and_nothing_else_is_in_local_memory(rows: list[Row]) -> None:
+def test_operands_move_in_16_bytes_and_nothing_spills(rows: list[Row]) -> None:
     assert [r.key for r in rows if not r.wide] == []
     assert {r.key for r in rows if r.local and r.dtype != "f64"} == {r.key for r in rows} & PUT_ASIDE
 
 
-def test_the_page_has_no_other_rows() -> None:
+def test_sass_page_has_no_other_rows() -> None:
     known = {(e.name, d, dtype) for e in sass_suite.ENTRIES for d in sass_table.DIRECTIONS for dtype in e.dtypes}
     assert written().keys() == known, sass_table.REWRITE
 
 
-def test_asking_for_help_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_help_option_writes_no_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sass_table, "PAGE", tmp_path / "sass.md")
     with pytest.raises(SystemExit) as ended:
         sass_table.main(["--help"])
     assert ended.value.code == 0 and not (tmp_path / "sass.md").exists()
 
 
-def test_a_worse_kernel_is_found() -> None:
+def test_worse_kernel_is_detected() -> None:
     page = written()["swish", "forward", "f32"]
     slower = Row(*page.key, page.bytes, page.registers + 20, page.instructions + 1, 2.0, 0.9, "issue", 1536, 48)
     assert [w.split(":")[0] for w in worse(slower, page)] == [
@@ -88,7 +88,7 @@ def test_a_worse_kernel_is_found() -> None:
     assert worse(page, page) == []
 
 
-def test_the_budget_is_that_of_one_bf16_in_and_out() -> None:
+def test_instruction_budget_matches_one_bf16_load_and_store() -> None:
     load = sass.Instruction("FADD.FTZ", ("R1", "R2", "R3"))
     special = sass.Instruction("MUFU.EX2", ("R1", "R2"))
     assert budget.share([load] * 311, 10, 4).of_memory == pytest.approx(1.0, rel=0.01)
@@ -96,7 +96,7 @@ def test_the_budget_is_that_of_one_bf16_in_and_out() -> None:
     assert [budget.resident_blocks(r, 256) for r in (32, 33, 64, 65, 255)] == [8, 6, 4, 3, 1]
 
 
-def test_the_main_path_leaves_out_what_is_rare() -> None:
+def test_sass_main_path_omits_rare_branches() -> None:
     """Counted by hand in a text of the same form: a division's slow path, the last tile, and one turn of a loop."""
     text = """\
 \t.section\t.text.og_a,"ax",@progbits

@@ -55,7 +55,7 @@ def schedules_compiled(f: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", graphs())
-def test_what_is_shown_for_a_gpu_is_what_is_launched(cupy: FakeCupy, name: str) -> None:
+def test_shown_cuda_sources_are_the_launched_kernels(cupy: FakeCupy, name: str) -> None:
     graph = graphs()[name]
     f = og.compile(graph, device="cuda")
     assert shown(f, "cuda") == f.kernels
@@ -65,7 +65,7 @@ def test_what_is_shown_for_a_gpu_is_what_is_launched(cupy: FakeCupy, name: str) 
 
 
 @pytest.mark.parametrize("name", graphs())
-def test_what_is_shown_for_the_cpu_is_what_runs(name: str, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shown_cpu_sources_are_the_kernels_run(name: str, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     from opgraph.runtime import cpu_compiler
 
     loaded: list[str] = []
@@ -82,7 +82,7 @@ def test_what_is_shown_for_the_cpu_is_what_runs(name: str, no_cache: None, monke
     assert schedules_compiled(f) == schedules_shown(f, "cpu")
 
 
-def test_a_kernel_that_depends_on_sizes_nobody_knows_yet_waits_for_the_first_call(cupy: FakeCupy) -> None:
+def test_kernel_of_unknown_sizes_is_compiled_at_the_first_call(cupy: FakeCupy) -> None:
     """A guessed kernel would be compiled in vain, and be listed though it never runs."""
     f = og.compile(og.parse("graph(x: f32[?,?]) -> (y)\n  y = SoftMax(x, axis=-1)"), device="cuda")
     assert f.kernels == {} and len(shown(f, "cuda")) == 1  # that of long rows
@@ -92,7 +92,7 @@ def test_a_kernel_that_depends_on_sizes_nobody_knows_yet_waits_for_the_first_cal
     assert len(flat.kernels) == 1 and flat.kernels == shown(flat, "cuda")  # for any size
 
 
-def test_a_fused_torch_function_compiles_nothing_before_its_tensors_are_there(cupy: FakeCupy) -> None:
+def test_fused_torch_function_compiles_no_kernel_before_the_first_call(cupy: FakeCupy) -> None:
     """Gradients are often broadcast, as from sum(): kernels for dense ones would be compiled in vain."""
     torch = pytest.importorskip("torch")
     from opgraph.torch.fused.program import Program

@@ -42,7 +42,7 @@ def test_each_kernel_of_a_call_is_logged(cupy: FakeCupy, texts: Callable[[], lis
         np.testing.assert_allclose(found.host, data.astype(np.float64).sum(0), rtol=1e-4, atol=1e-4)
 
 
-def test_a_fused_function_of_torch_launches_from_python_where_calls_are_logged(
+def test_logged_torch_calls_launch_from_python(
     driver: FakeDriver, cupy: FakeCupy, texts: Callable[[], list[str]]
 ) -> None:
     torch = pytest.importorskip("torch")

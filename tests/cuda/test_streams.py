@@ -18,7 +18,7 @@ SIDE = 77
 
 
 @pytest.mark.parametrize("address", [0, 55])
-def test_an_address_becomes_that_stream_of_torch(address: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_address_becomes_the_torch_stream(address: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """0 is the default stream. `torch.cuda.ExternalStream(0)` is another one, which does not wait for earlier work
     (pytorch issue 182960)."""
     current = [SIDE]

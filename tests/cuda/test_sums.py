@@ -63,7 +63,7 @@ def run(cupy: FakeCupy, g: og.Graph, feeds: dict[str, np.ndarray]) -> dict[str, 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("name", CASES)
-def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name: str, dtype: str) -> None:
+def test_sums_agree_with_float64_and_ignore_thread_order(cupy: FakeCupy, name: str, dtype: str) -> None:
     shape, targets = CASES[name]
     g = graph(shape, targets, dtype)
     feeds = {t.name: random(t.shape, dtype, i) for i, t in enumerate(g.inputs)}
@@ -82,7 +82,7 @@ def test_sums_agree_with_float64_and_do_not_depend_on_order(cupy: FakeCupy, name
         assert got[key].tobytes() == again[key].tobytes()
 
 
-def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_indices_give_the_same_bits(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
     g = graph(*CASES["two kinds of columns"])
     feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
     narrow = run(cupy, g, feeds)  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ def test_positions_in_64_bits_give_the_same(cupy: FakeCupy, monkeypatch: pytest.
         assert value.tobytes() == wide[key].host.tobytes()
 
 
-def test_views_and_odd_addresses(cupy: FakeCupy) -> None:
+def test_sums_of_views_at_odd_addresses(cupy: FakeCupy) -> None:
     g = graph((40, 30), [(30,), (40, 1)])
     base = random((41, 64), "f32", 0)
     feeds = {"z": random((40, 30), "f32", 1), "like0": np.zeros(30, "f4"), "like1": np.zeros((40, 1), "f4")}
@@ -109,7 +109,7 @@ def test_views_and_odd_addresses(cupy: FakeCupy) -> None:
         np.testing.assert_allclose(got["s1"].host, expected.sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
 
 
-def test_a_sum_over_nothing_is_zero(cupy: FakeCupy) -> None:
+def test_empty_sum_is_zero(cupy: FakeCupy) -> None:
     g = graph((None, 8), [(8,)])  # type: ignore[arg-type]
     got = og.compile(g, device="cuda")(
         x=cupy.asarray(np.zeros((0, 8), "f4")),
@@ -119,7 +119,7 @@ def test_a_sum_over_nothing_is_zero(cupy: FakeCupy) -> None:
     np.testing.assert_array_equal(got["s0"].host, np.zeros(8))
 
 
-def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -> None:
+def test_result_may_overwrite_an_input_in_several_passes(cupy: FakeCupy) -> None:
     shape, targets = CASES["rows and columns"]
     g = graph(shape, targets)
     feeds = {t.name: random(t.shape, "f32", i) for i, t in enumerate(g.inputs)}
@@ -131,7 +131,7 @@ def test_a_result_may_lie_over_an_input_even_in_several_passes(cupy: FakeCupy) -
         np.testing.assert_array_equal(out[key].host, value)
 
 
-def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
+def test_sum_result_may_not_overwrite_a_read_operand(cupy: FakeCupy) -> None:
     """Sums of rows and of columns are two kernels: the second one would read the result of the first."""
     f = og.compile(
         og.parse(
@@ -155,7 +155,7 @@ def test_a_sum_lies_over_no_operand_that_is_read(cupy: FakeCupy) -> None:
         np.testing.assert_allclose(made.host, want, rtol=1e-4, atol=1e-3)
 
 
-def test_shared_memory_of_an_emulated_kernel_is_its_own() -> None:
+def test_emulated_kernels_have_separate_shared_memory() -> None:
     """The same template in two libraries could share the first one's memory, which may be shorter."""
     text = """struct Fused {{ enum {{ room = {room} }}; }};
 template <class F> void add(int* total) {{
@@ -171,7 +171,9 @@ extern "C" __global__ void {entry}(int* total) {{ add<Fused>(total); }}"""
         assert total.value == 32
 
 
-def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_stages_of_a_sum_compile_concurrently(
+    cupy: FakeCupy, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     both, compile_one = Barrier(2, timeout=30), cupy.RawKernel
 
@@ -186,7 +188,7 @@ def test_both_stages_are_compiled_at_once(cupy: FakeCupy, no_cache: None, monkey
     assert len(f.kernels) == 2
 
 
-def test_partitions_with_like_sums_share_the_second_stage(cupy: FakeCupy, no_cache: None) -> None:
+def test_partitions_with_equal_sums_share_the_second_stage(cupy: FakeCupy, no_cache: None) -> None:
     def kernels(kind: str) -> set[str]:
         g = og.Graph()
         x, like = g.input("x", "f32", (70001,)), g.input("like", "f32", (1,))
@@ -210,7 +212,7 @@ def launches(name: str, dtype: str) -> list[SumLaunch]:
 @pytest.mark.skipif(nvrtc.library() is None, reason="NVRTC is missing: pip install nvidia-cuda-nvrtc")
 @pytest.mark.parametrize("arch", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
-def test_every_case_compiles(dtype: str, arch: str) -> None:
+def test_every_sum_case_compiles(dtype: str, arch: str) -> None:
     made = [item for name in CASES if name != "nothing at all to add up" for item in launches(name, dtype)]
     totals = [item.totals for item in made if item.totals is not None]
     for sources, skeleton in (
@@ -231,7 +233,7 @@ def test_every_case_compiles(dtype: str, arch: str) -> None:
         ((1 << 31,), [()], 1),
     ],
 )
-def test_what_tiles_leave_is_small(shape: tuple[int, ...], targets: list[tuple[int, ...]], count: int) -> None:
+def test_partial_sums_of_tiles_are_few(shape: tuple[int, ...], targets: list[tuple[int, ...]], count: int) -> None:
     (partition,) = graph(shape, targets).finalize().get_partitions()
     loop = lower(partition).loop
     shapes = [shape, shape, *targets]
