@@ -15,7 +15,7 @@ from opgraph.runtime import cpu_kernel
 from opgraph.runtime.bounded_dict import Bounded
 
 
-def test_the_oldest_makes_room_and_one_that_is_there_does_not() -> None:
+def test_oldest_entry_is_evicted_and_updates_evict_nothing() -> None:
     kept: Bounded[str, int] = Bounded(3)
     for number, key in enumerate("abcbd"):
         kept[key] = number
@@ -23,7 +23,7 @@ def test_the_oldest_makes_room_and_one_that_is_there_does_not() -> None:
     assert copy.deepcopy(kept) == {} == pickle.loads(pickle.dumps(kept)) and copy.copy(kept).bound == 3
 
 
-def test_threads_may_add_at_once() -> None:
+def test_threads_may_add_entries_concurrently() -> None:
     kept: Bounded[int, int] = Bounded(8)
     failed: list[BaseException] = []
 
@@ -42,7 +42,7 @@ def test_threads_may_add_at_once() -> None:
     assert not failed and 8 <= len(kept) <= 8 + len(threads)
 
 
-def test_one_shape_too_many_costs_the_oldest_its_plan_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_shape_evicts_only_the_oldest_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernel, "MAX_PLANS", 3)
     f = og.compile(og.parse("graph(x: f32[?]) -> (y)\n  y = Square(x)"))
     plans: dict[Any, Any] = f._steps[0].run._plans
@@ -54,7 +54,7 @@ def test_one_shape_too_many_costs_the_oldest_its_plan_and_no_other(monkeypatch: 
     assert found[3][:2] == found[2][1:] and found[4][:2] == found[3][1:]
 
 
-def test_one_shape_too_many_costs_a_fused_function_its_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_shape_evicts_the_oldest_graph_of_a_fused_function(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     import opgraph.torch as ogt
     from opgraph.torch.fused import op

@@ -69,7 +69,7 @@ def built_from(source: KernelSource, cpus: set[int], monkeypatch: pytest.MonkeyP
     ],
     ids=["statement by statement", "branches", "branches, short rows", "branches, a sum", "one loop"],
 )
-def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_are(
+def test_large_kernels_compile_in_two_concurrent_halves(
     text: str, form: Form, schedule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(cpu_body, "goes_by_strips", lambda values, by_lanes: form is Form.LANE_STRIPS)
@@ -92,7 +92,7 @@ def test_what_takes_long_is_compiled_in_two_halves_at_once_where_two_processors_
         assert f"kernel.cpp:{line}:" in refused.log
 
 
-def test_kernels_that_are_compiled_at_once_have_a_processor_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_kernel_builds_use_one_processor_each(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, layout = bound(og.parse(BRANCHES.format(sum="")).finalize())
     source = host_source(in_order(loop, layout.variant))
     other = subprocess.Popen(["sleep", "60"])
@@ -109,7 +109,7 @@ def test_kernels_that_are_compiled_at_once_have_a_processor_each(monkeypatch: py
 
 @pytest.mark.parametrize("version", ["echo a compiler", ":"])
 @pytest.mark.parametrize("writes", ["", ': > "$2"'], ids=["nothing", "an empty file"])
-def test_a_compiler_that_ends_well_and_writes_nothing_is_told_so(
+def test_compiler_that_writes_no_library_raises_device_error(
     version: str, writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnx_ir")

@@ -28,7 +28,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copy_of_an_executable_runs_and_trains_as_it_did(way: str) -> None:
+def test_copied_executable_runs_and_trains_equally(way: str) -> None:
     f = og.compile(og.parse(TEXT), donate=("x",), rounding="each")
     again = COPIES[way](f)
     assert again is not f and again.graph == f.graph
@@ -46,7 +46,7 @@ def test_a_copy_of_an_executable_runs_and_trains_as_it_did(way: str) -> None:
             np.testing.assert_array_equal(taken[0][name], taken[1][name])
 
 
-def test_an_executable_compiled_without_wrt_says_so() -> None:
+def test_executable_compiled_without_wrt_has_no_vjp() -> None:
     f = og.compile(og.parse(TEXT))
     for name in ("vjp", "saved_tensors", "backward_graph"):
         with pytest.raises(InvalidArguments, match=rf"no {name}: it was compiled without wrt[^$]*wrt=\(\"x\",\)"):
@@ -74,13 +74,13 @@ MASKED = np.ma.masked_array(np.float32([1, 2]), mask=[True, False])
     ],
     ids=["a call", "out", "bind", "evaluate", "constant", "converted", "data", "execute"],
 )  # fmt: skip
-def test_a_masked_array_is_refused_rather_than_its_mask_lost(call: Callable[[og.Graph], object]) -> None:
+def test_masked_arrays_are_refused(call: Callable[[og.Graph], object]) -> None:
     with pytest.raises(InvalidArguments, match=r"lose its mask[^$]*filled"):
         call(og.parse("graph(x: f32[n]) -> (y)\n y = Exp(x)").finalize())
 
 
 @pytest.mark.parametrize("names", [3, [[]], [{}], [3], [np.zeros(2)]], ids=str)
-def test_names_of_inputs_are_texts(names: Any) -> None:
+def test_input_names_must_be_strings(names: Any) -> None:
     graph = og.parse(TEXT)
     for call in (
         lambda: og.compile(graph, donate=names),

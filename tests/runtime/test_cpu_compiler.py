@@ -41,7 +41,7 @@ def entries(folder: Path) -> list[Path]:
     return [p for p in folder.iterdir() if p.suffix == ".so"]
 
 
-def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path) -> None:
+def test_kernel_is_compiled_once_and_loaded_from_the_cache(tmp_path: Path, folder: Path) -> None:
     assert run(XDG_CACHE_HOME=str(tmp_path)).stdout.strip() == "0.5"
     (entry,) = entries(folder)
     before = entry.stat().st_mtime_ns
@@ -51,7 +51,7 @@ def test_a_kernel_is_compiled_once_and_found_again(tmp_path: Path, folder: Path)
     assert {p.suffix for p in folder.iterdir()} == {".so", ".version"}  # and no partly written files
 
 
-def test_threads_that_need_one_kernel_compile_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_threads_compile_a_kernel_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of different sizes may need the same text at once."""
     begun: list[str] = []
     compiled = cpu_compiler._compiled
@@ -79,7 +79,7 @@ def test_a_relative_cache_folder_is_ignored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "garbage", "of an older version"])
-def test_a_damaged_entry_is_built_again(tmp_path: Path, folder: Path, damage: str) -> None:
+def test_damaged_cache_entry_is_rebuilt(tmp_path: Path, folder: Path, damage: str) -> None:
     run(XDG_CACHE_HOME=str(tmp_path))
     (entry,) = entries(folder)
     good = entry.read_bytes()
@@ -94,7 +94,7 @@ def test_a_damaged_entry_is_built_again(tmp_path: Path, folder: Path, damage: st
     assert entry.read_bytes() == good
 
 
-def test_two_processes_may_compile_the_same_kernel_at_once(tmp_path: Path, folder: Path) -> None:
+def test_processes_may_compile_the_same_kernel_concurrently(tmp_path: Path, folder: Path) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     both = [
         subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
@@ -103,7 +103,7 @@ def test_two_processes_may_compile_the_same_kernel_at_once(tmp_path: Path, folde
     assert len(entries(folder)) == 1 and {p.suffix for p in folder.iterdir()} == {".so", ".version"}
 
 
-def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path, folder: Path) -> None:
+def test_cache_folder_writable_by_others_is_not_used(tmp_path: Path, folder: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     done = run(XDG_CACHE_HOME=str(tmp_path))
@@ -112,14 +112,14 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path, folder
     assert not list(folder.iterdir())
 
 
-def test_a_cache_that_is_no_folder_is_no_reason_to_fail(tmp_path: Path) -> None:
+def test_unusable_cache_folder_only_warns(tmp_path: Path) -> None:
     (tmp_path / "opgraph").write_text("")
     done = run(XDG_CACHE_HOME=str(tmp_path))
     assert done.stdout.strip() == "0.5"
     assert "cannot be used" in done.stderr
 
 
-def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_in_the_cache_only_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
     real = os.replace
 
@@ -135,7 +135,7 @@ def test_a_full_cache_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.iterdir())
 
 
-def test_a_compiler_that_had_no_room_is_no_compiler_that_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_reported_as_compiler_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a full folder it can write neither its files nor its messages."""
     monkeypatch.setattr(cpu_compiler, "_loaded", {})
     monkeypatch.setattr(cache, "find", lambda name: None)
@@ -150,7 +150,7 @@ def test_a_compiler_that_had_no_room_is_no_compiler_that_refused(monkeypatch: py
     assert "make room" in caught.value.fix
 
 
-def test_where_nothing_can_be_written_the_error_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unwritable_disk_raises_device_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -169,14 +169,14 @@ def test_where_nothing_can_be_written_the_error_says_so(monkeypatch: pytest.Monk
     assert og.compile(graph)(x=np.zeros(4, np.float32)).tolist() == [0] * 4  # the cache holds no partial state
 
 
-def test_the_compiler_gets_no_file_larger_than_the_disk_takes(tmp_path: Path) -> None:
+def test_full_disk_during_compilation_raises_device_error(tmp_path: Path) -> None:
     """Simulates a full disk: the compiler itself fails and reports the reason."""
     limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" + PROGRAM
     done = run(limited, XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 1 and "DeviceError" in done.stderr and "fix:" in done.stderr
 
 
-def test_the_key_holds_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_key_covers_source_flags_compiler_and_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, ...]] = []
     monkeypatch.setattr(cpu_compiler.disk, "key", lambda *parts: seen.append(parts) or "0" * 32)
     monkeypatch.setattr(cpu_compiler, "_loaded", {})
@@ -199,7 +199,7 @@ def program(path: Path, lines: str) -> str:
 CLANG = "Apple clang version 16.0.0 (clang-1600.0.26.6)"
 
 
-def test_a_compiler_is_told_by_what_it_says_not_by_its_name(tmp_path: Path) -> None:
+def test_gcc_is_recognised_by_its_version_text(tmp_path: Path) -> None:
     """g++ and c++ may be clang, which does not support all of GCC's flags."""
     for name in "g++", "c++":
         program(tmp_path / name, f"echo '{CLANG}'; echo asked >> {tmp_path}/log")
@@ -215,7 +215,7 @@ print(c.command[0], c.is_gcc, cpu_compiler.has_lanes(), any("vect-cost-model" in
     assert (tmp_path / "log").read_text() == "asked\n"  # only once: the answer is stored with the compiler's identity
 
 
-def test_the_compiler_that_cxx_names_comes_first(tmp_path: Path) -> None:
+def test_compiler_in_cxx_variable_comes_first(tmp_path: Path) -> None:
     own, wrapper = tmp_path / "own", tmp_path / "wrapper"
     program(own, 'exec c++ "$@"')
     program(wrapper, 'exec "$@"')
@@ -227,7 +227,7 @@ def test_the_compiler_that_cxx_names_comes_first(tmp_path: Path) -> None:
     assert run(told, CXX="missing -x", **env).stdout == run(told, CXX="", **env).stdout
 
 
-def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_other(tmp_path: Path) -> None:
+def test_broken_compiler_is_skipped_and_named_if_it_is_the_only_one(tmp_path: Path) -> None:
     """Example: the g++ of a Mac without its developer tools."""
     program(tmp_path / "g++", "echo 'xcode-select: no developer tools were found' >&2; exit 1")
     env = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
@@ -241,7 +241,7 @@ def test_a_compiler_that_does_not_run_is_passed_by_and_named_where_there_is_no_o
     assert found.stdout.strip() == repr((str(tmp_path / "c++"),))
 
 
-def test_a_refused_source_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_error_names_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     from opgraph.codegen import emitter
 
     monkeypatch.setattr(emitter.Emitter, "expression", lambda self, s: "og::no_such_function()")
@@ -268,7 +268,7 @@ u.find_spec = lambda name, *rest: None if name in ("ziglang", {module!r}) else r
 """
 
 
-def test_without_a_compiler_torch_runs_the_partition_and_says_so() -> None:
+def test_torch_runs_the_partition_without_a_compiler() -> None:
     pytest.importorskip("torch")
     done = run(NO_COMPILER + without("") + PROGRAM)
     assert done.stdout.strip() == "0.5", done.stderr
@@ -305,7 +305,7 @@ os.chdir("/")
     assert done.stdout.strip() == "0.5", done.stderr
 
 
-def test_without_compiler_and_torch_numpy_runs_it_and_says_so() -> None:
+def test_numpy_runs_the_partition_without_compiler_and_torch() -> None:
     done = run(NO_COMPILER + without("torch") + PROGRAM)
     assert done.stdout.strip() == "0.5", done.stderr
     assert done.stderr.count("run op by op in NumPy") == 1
@@ -354,7 +354,7 @@ def test_small_calls_stay_on_one_thread() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "widens"), [("f16", ("vcvtph2ps",)), ("bf16", ("vpmovzxwd", "vpermw"))])
-def test_16_bit_values_are_converted_a_vector_at_a_time(dtype: str, widens: tuple[str, ...], tmp_path: Path) -> None:
+def test_16_bit_conversions_are_vectorized(dtype: str, widens: tuple[str, ...], tmp_path: Path) -> None:
     cpu = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
     if shutil.which("objdump") is None or " f16c" not in cpu or " avx2" not in cpu:
         pytest.skip("needs objdump, and a CPU with AVX2 and F16C")
@@ -369,7 +369,7 @@ def test_16_bit_values_are_converted_a_vector_at_a_time(dtype: str, widens: tupl
 
 @pytest.mark.parametrize("shape", [(3, 37, 300), (1, 16, 129), (2, 33, 128), (5, 1, 500), (40, 257)])
 @pytest.mark.parametrize("pieces", [1, 3])  # of the space: they may begin and end inside a row
-def test_transposed_operands_are_walked_in_tiles_and_nothing_is_left_out(
+def test_transposed_operands_in_tiles_agree_with_numpy(
     shape: tuple[int, ...], pieces: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.runtime import threads

@@ -48,13 +48,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_written_over_is_refused_when_it_is_compiled(case: str) -> None:
+def test_unsafe_donation_is_refused_at_compile_time(case: str) -> None:
     text, name, reason = REFUSED[case]
     with pytest.raises(InvalidArguments, match=reason.replace("[", r"\[")):
         og.compile(og.parse(text), donate=(name,))
 
 
-def test_one_result_lies_over_one_input() -> None:
+def test_each_donated_input_holds_one_result() -> None:
     g = og.parse("graph(x: f32[8], z: f32[8]) -> (y)\n  y = Add(x, z)")
     with pytest.raises(InvalidArguments, match='"y", which fits, lies over another donated input already'):
         og.compile(g, donate=("x", "z"))
@@ -64,7 +64,7 @@ def test_one_result_lies_over_one_input() -> None:
     assert (x == 3).all() and (z == -1).all()
 
 
-def test_an_input_with_a_default_is_not_given_away() -> None:
+def test_input_with_a_default_cannot_be_donated() -> None:
     g = og.parse(EXP)
     g.defaults = {"x": np.ones(8, np.float32)}
     with pytest.raises(InvalidArguments, match="it has a default, which further calls read"):
@@ -72,7 +72,7 @@ def test_an_input_with_a_default_is_not_given_away() -> None:
 
 
 @pytest.mark.parametrize("dims", [(None, 4), ("n", 4), None], ids=str)
-def test_unknown_sizes_are_no_obstacle_where_they_are_equal(dims: Any) -> None:
+def test_donation_accepts_equal_unknown_sizes(dims: Any) -> None:
     g = og.Graph()
     g.add_op("Multiply", g.add_op("Exp", g.input("x", shape=dims)), 2.0)
     x = np.zeros((3, 4), np.float32)
@@ -104,7 +104,7 @@ KINDS: dict[str, Callable[[np.ndarray], Any]] = {"NumPy": lambda a: a, "torch": 
     ("kind", "layout"),
     [(k, v) for k in KINDS for v in ("dense", "every third", "backwards") if (k, v) != ("torch", "backwards")],
 )
-def test_a_donated_array_of_any_layout_holds_the_result(kind: str, layout: str) -> None:
+def test_donated_array_of_any_layout_holds_the_result(kind: str, layout: str) -> None:
     base = np.zeros(24, np.float32)
     x = {"dense": base[8:16], "every third": base[::3], "backwards": base[15:7:-1]}[layout]
     x[:] = np.linspace(-1, 1, 8)
@@ -117,7 +117,7 @@ def test_a_donated_array_of_any_layout_holds_the_result(kind: str, layout: str) 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("windows", ["one number", "windows of a row"])
-def test_an_array_that_overlaps_itself_is_not_written_over(kind: str, windows: str) -> None:
+def test_array_overlapping_itself_is_not_overwritten(kind: str, windows: str) -> None:
     """A kernel would write 8 numbers to the place of one, and destroy the memory after it."""
     base = np.zeros(64, np.float32)
     g, x = (
@@ -132,7 +132,7 @@ def test_an_array_that_overlaps_itself_is_not_written_over(kind: str, windows: s
     assert not base.any()
 
 
-def test_a_read_only_array_is_not_written_over() -> None:
+def test_read_only_array_cannot_be_donated() -> None:
     f = og.compile(og.parse(EXP), donate="x")
     with pytest.raises(InvalidArguments, match="cannot be donated: its array is read-only"):
         f(x=np.broadcast_to(np.float32(1), (8,)))
@@ -143,7 +143,7 @@ def test_a_read_only_array_is_not_written_over() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_array_that_is_another_input_too_is_not_written_over(kind: str) -> None:
+def test_array_shared_with_another_input_cannot_be_donated(kind: str) -> None:
     make, base = KINDS[kind], np.ones(12, np.float32)
     f = og.compile(og.parse(TWO), donate="x")
     for x, z in ((base[:8], base[:8]), (base[:8], base[4:])):
@@ -152,7 +152,7 @@ def test_an_array_that_is_another_input_too_is_not_written_over(kind: str) -> No
     assert (base == 1).all()
 
 
-def test_an_alias_that_a_later_step_reads_is_not_written_over() -> None:
+def test_alias_read_by_a_later_step_cannot_be_donated() -> None:
     f = og.compile(og.parse(THREE_STEPS), donate="x")
     assert len(f.partitions) == 3
     x, w = np.ones((4, 4), np.float32), np.eye(4, dtype=np.float32)
@@ -162,7 +162,7 @@ def test_an_alias_that_a_later_step_reads_is_not_written_over() -> None:
     assert f(x=x, z=x.copy(), w=w)["y"] is x
 
 
-def test_an_alias_that_backward_reads_is_not_written_over() -> None:
+def test_alias_read_by_backward_cannot_be_donated() -> None:
     f = og.compile(og.parse(THREE_STEPS), wrt="w", donate="z")
     assert "x" not in {s.name for s in f.saved_tensors()}
     x = np.ones((4, 4), np.float32)
@@ -170,7 +170,7 @@ def test_an_alias_that_backward_reads_is_not_written_over() -> None:
         f.vjp(x=x, z=x, w=np.eye(4, dtype=np.float32))
 
 
-def test_halves_that_lie_between_each_other_may_be_written_over() -> None:
+def test_interleaved_halves_of_one_array_may_be_donated() -> None:
     """Example: gate and value of a packed projection. Their address ranges overlap, but they share no element."""
     packed = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
     gate, up = packed[:, :8], packed[:, 8:]
@@ -196,7 +196,7 @@ def test_outputs_may_not_overlap_each_other() -> None:
     assert not base.any()
 
 
-def test_an_output_that_is_given_spares_the_donated_array() -> None:
+def test_donated_array_is_untouched_if_out_is_given() -> None:
     f = og.compile(og.parse(EXP), donate="x")
     x, out = np.ones(8, np.float32), np.empty(8, np.float32)
     call = f.bind(x=x, out=out)
@@ -206,7 +206,7 @@ def test_an_output_that_is_given_spares_the_donated_array() -> None:
     assert (x == 1).all() and (out == np.float32(np.e)).all()
 
 
-def test_an_output_given_in_the_donated_array_shares_it_with_no_other_result() -> None:
+def test_out_in_the_donated_array_holds_only_that_result() -> None:
     """`s` would lie over `k`, although it is no output and belongs to the kernel that makes `b`."""
     graph = og.parse(
         "graph(x: f32[n], z: f32[n], k: f32[1]) -> (b)\n  e = Subtract(x, k)\n  s = SumTo(e, k)\n"
@@ -218,7 +218,7 @@ def test_an_output_given_in_the_donated_array_shares_it_with_no_other_result() -
 
 
 @pytest.mark.parametrize("way", ["donate", "out", "bind", "execute", "vjp"])
-def test_autograd_finds_out_that_a_kernel_wrote_to_what_it_kept(way: str) -> None:
+def test_autograd_detects_kernel_writes_into_saved_tensors(way: str) -> None:
     torch = pytest.importorskip("torch")
     kept = torch.ones(8, requires_grad=True).exp()  # its backward reads the result
     target, ones, g = kept.detach(), torch.ones(8), og.parse(EXP)
@@ -238,7 +238,7 @@ def test_autograd_finds_out_that_a_kernel_wrote_to_what_it_kept(way: str) -> Non
         kept.sum().backward()
 
 
-def test_a_tensor_that_requires_a_gradient_is_not_written_to() -> None:
+def test_leaf_requiring_grad_is_not_overwritten() -> None:
     torch = pytest.importorskip("torch")
     leaf = torch.ones(8, requires_grad=True)
     with pytest.raises(InvalidArguments, match="requires a gradient would be written to"):

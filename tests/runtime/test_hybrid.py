@@ -52,7 +52,7 @@ LONG = "".join(
 
 
 @pytest.mark.parametrize("middle", [LONE, SWISH], ids=["one op", "a unit that onnxruntime fuses"])
-def test_what_onnxruntime_runs_as_fast_itself_joins_its_region(middle: str) -> None:
+def test_cheap_pointwise_ops_join_the_onnxruntime_region(middle: str) -> None:
     f = og.compile(between(middle))
     assert [(p.kind, len(p.ops)) for p in f.partitions] == [("library", 2 + middle.count("\n"))]
     assert len(f.graph.get_partitions()) == 3  # the graph itself keeps its partitions
@@ -70,7 +70,7 @@ def three() -> og.Executable:
 
 
 @pytest.mark.parametrize("axes", [0, 1, 2])
-def test_an_exponent_may_have_axes_of_size_one(axes: int) -> None:
+def test_pow_exponent_may_have_axes_of_size_one(axes: int) -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 21]> g (float[n,64] x, float[64,64] w) => (float[n,64] y) {
         a = MatMul(x, w) b = Pow(a, power) y = MatMul(b, w) }"""
@@ -80,21 +80,21 @@ def test_an_exponent_may_have_axes_of_size_one(axes: int) -> None:
     assert_right(f, feeds())
 
 
-def test_what_would_be_many_nodes_stays_a_kernel(three: og.Executable) -> None:
+def test_op_that_needs_many_onnx_nodes_stays_a_kernel(three: og.Executable) -> None:
     assert [p.kind for p in three.partitions] == ["library", "fused", "library"]
     row = next(r for r in three.explain().ops if r.kind == "Tanh")
     assert "a kernel of its own: onnxruntime would run 18 nodes, some" in row.why
     assert_right(three, feeds())
 
 
-def test_what_onnxruntime_has_no_kernel_for_stays_a_kernel() -> None:
+def test_op_without_an_onnxruntime_kernel_stays_a_kernel() -> None:
     graph = between("  h: bf16[n,64] = TypeCast(a)\n  n = Neg(h)\n  b: f32[n,64] = TypeCast(n)\n")
     f = og.compile(graph)
     assert [p.kind for p in f.partitions] == ["library", "fused", "library"]
     assert "onnxruntime has none for it" in next(r for r in f.explain().ops if r.kind == "Neg").why
 
 
-def test_units_are_found_in_regions_too() -> None:
+def test_fused_units_are_reported_inside_regions() -> None:
     (part,) = og.compile(between(SWISH)).partitions
     assert part.units == ("swish",)
 
@@ -123,7 +123,7 @@ def test_regions_and_kernels_share_buffers(three: og.Executable, monkeypatch: py
     assert plan.size == 6 * 64 * 4
 
 
-def test_results_are_not_in_memory_that_the_next_call_uses(three: og.Executable) -> None:
+def test_results_are_not_overwritten_by_the_next_call(three: og.Executable) -> None:
     one, two = feeds(7), feeds(7)
     three(one)
     first = three(one)
@@ -144,7 +144,7 @@ def test_shapes_may_change_without_new_sessions_or_kernels(
     assert len(three._chain._sets) == executor.MAX_SHAPE_SETS
 
 
-def test_views_are_taken(three: og.Executable) -> None:
+def test_views_are_accepted_by_regions(three: og.Executable) -> None:
     given = feeds(64)
     given["x"] = given["x"].T
     given["w"] = given["w"][::-1]
@@ -153,7 +153,7 @@ def test_views_are_taken(three: og.Executable) -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_bound_call_reads_its_arrays_anew_each_time(
+def test_bound_call_reads_its_arrays_at_each_call(
     three: og.Executable, monkeypatch: pytest.MonkeyPatch, order: str
 ) -> None:
     """onnxruntime takes only row-major arrays; each call copies others."""
@@ -167,7 +167,7 @@ def test_a_bound_call_reads_its_arrays_anew_each_time(
         assert_right(three, given, out)
 
 
-def test_threads_may_call_at_once(three: og.Executable) -> None:
+def test_threads_may_call_concurrently(three: og.Executable) -> None:
     given = [feeds(33) for _ in range(4)]
     wanted = [three(g) for g in given]
     wrong: list[int] = []
@@ -208,7 +208,7 @@ BY_SHAPE = (
 ).replace("CumSum2", "Softmax")
 
 
-def test_what_depends_on_shapes_alone_is_computed_once_for_each_set_of_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shape_only_values_are_computed_once_per_shape_set(monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(og.parse(BY_SHAPE))
     ran: list[tuple[str, ...]] = []
     real = provider.OnnxRuntimeRegion.run
@@ -244,7 +244,7 @@ def test_random_numbers_are_drawn_in_every_call() -> None:
     assert len({f(x=x).tobytes() for _ in range(4)}) == 4
 
 
-def test_shapes_that_depend_on_data_are_followed() -> None:
+def test_data_dependent_shapes_are_supported() -> None:
     f = og.compile(
         og.parse(
             "graph(x: f32[n]) -> (y, x)\n"  # an input among the outputs prevents a single region
@@ -260,7 +260,7 @@ def test_shapes_that_depend_on_data_are_followed() -> None:
     assert [known.is_fixed for known in f._chain._sets.values()] == [False]
 
 
-def test_an_error_in_the_data_is_told_and_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_error_raises_and_later_calls_work(monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(
         og.parse(
             "graph(x: f32[4], i: s64[n]) -> (y)\n"

@@ -43,7 +43,7 @@ def assert_right(f: og.Executable, given: dict[str, Any], got: dict[str, Any]) -
         np.testing.assert_allclose(got[name], wanted[name], rtol=1e-4, atol=1e-5)
 
 
-def test_calls_like_those_before_are_handed_on(whole: og.Executable) -> None:
+def test_repeated_calls_go_straight_to_onnxruntime(whole: og.Executable) -> None:
     for n in (3, 4, 3, 4, 0, 0, 1, 1):
         given = feeds(n)
         assert_right(whole, given, whole(given))
@@ -71,7 +71,7 @@ def test_calls_like_those_before_are_handed_on(whole: og.Executable) -> None:
         ("v", lambda a: a, InvalidArguments),
     ],
 )
-def test_a_call_that_does_not_fit_is_refused_as_ever(whole: og.Executable, name: str, make: Any, error: Any) -> None:
+def test_invalid_call_is_refused_after_valid_ones(whole: og.Executable, name: str, make: Any, error: Any) -> None:
     given = feeds(3)
     whole(given), whole(given)
     with pytest.raises(error):
@@ -81,7 +81,7 @@ def test_a_call_that_does_not_fit_is_refused_as_ever(whole: og.Executable, name:
     assert_right(whole, given, whole(given))
 
 
-def test_views_and_other_libraries_arrays_are_taken(whole: og.Executable) -> None:
+def test_views_and_torch_tensors_are_accepted(whole: og.Executable) -> None:
     given = feeds(8)
     whole(given), whole(given)
     turned = {"x": given["w"].T[::-1], "w": given["x"].T}
@@ -92,7 +92,7 @@ def test_views_and_other_libraries_arrays_are_taken(whole: og.Executable) -> Non
     assert_right(whole, given, {k: v.numpy() for k, v in got.items()})
 
 
-def test_large_results_are_written_where_they_are_wanted(whole: og.Executable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_results_are_written_without_a_copy(whole: og.Executable, monkeypatch: pytest.MonkeyPatch) -> None:
     given = feeds(256)
     whole(given)
 
@@ -103,7 +103,7 @@ def test_large_results_are_written_where_they_are_wanted(whole: og.Executable, m
     assert_right(whole, given, whole(given))
 
 
-def test_an_error_of_a_node_is_told_as_ever() -> None:
+def test_node_error_raises_after_valid_calls() -> None:
     f = og.compile(
         og.parse("graph(x: f32[3], i: s64[1]) -> (y)\n" + f'  y: f32[1] = Wildcard(x, i, onnx_op="Gather", {NODE})')
     )
@@ -117,7 +117,7 @@ def test_an_error_of_a_node_is_told_as_ever() -> None:
 # -- quantized weights ------------------------------------------------------------------------------------------------
 
 
-def test_quantized_weights_stay_what_they_are() -> None:
+def test_quantized_weights_stay_integers() -> None:
     """As floats, converted once, they would take four times the memory, and onnxruntime could not multiply integers."""
     make, to_proto = onnx.helper.make_node, onnx.numpy_helper.from_array
     weights = rng.integers(-127, 127, (64, 32)).astype(np.int8)
@@ -182,7 +182,7 @@ def image_model(axes: list[int], keepdims: int = 1, dims: tuple[int, ...] = (2, 
         ({"axes": [2, 3], "kind": "Relu"}, False),
     ],
 )
-def test_a_mean_over_the_pixels_is_a_pool_beside_convolutions(given: dict[str, Any], pools: bool) -> None:
+def test_mean_over_pixels_beside_convolutions_becomes_a_pool(given: dict[str, Any], pools: bool) -> None:
     graph = og.onnx.load(image_model(**given))
     f = og.compile(graph)
     (part,) = f.partitions

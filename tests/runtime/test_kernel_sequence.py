@@ -58,7 +58,7 @@ def chain(kernels: dict[str, HostKernel], x: np.ndarray, a: np.ndarray) -> tuple
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (64, 48), (2048, 100)])
-def test_a_sequence_gives_the_bits_of_single_calls(kernels: dict[str, HostKernel], shape: tuple[int, int]) -> None:
+def test_sequence_gives_the_bits_of_single_calls(kernels: dict[str, HostKernel], shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     x, a = rng.standard_normal(shape, np.float32), rng.standard_normal(shape[1], np.float32)
     sequence, arrays, wanted = chain(kernels, x, a)
@@ -70,7 +70,7 @@ def test_a_sequence_gives_the_bits_of_single_calls(kernels: dict[str, HostKernel
             np.testing.assert_array_equal(found, want)
 
 
-def test_large_sums_bring_their_own_memory(kernels: dict[str, HostKernel]) -> None:
+def test_large_sums_allocate_a_workspace(kernels: dict[str, HostKernel]) -> None:
     x = np.random.default_rng(1).standard_normal((2048, 100), np.float32)
     out = np.empty(100, np.float32)
     plan = kernels["columns"].plan([x], [out])
@@ -79,7 +79,7 @@ def test_large_sums_bring_their_own_memory(kernels: dict[str, HostKernel]) -> No
     np.testing.assert_array_equal(out, kernels["columns"]([x])[0])
 
 
-def test_without_openmp_threads_of_python_share_the_work(
+def test_without_openmp_python_threads_share_the_work(
     kernels: dict[str, HostKernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = np.random.default_rng(2).standard_normal((2048, 100), np.float32)
@@ -89,7 +89,7 @@ def test_without_openmp_threads_of_python_share_the_work(
     np.testing.assert_array_equal(arrays[-1], wanted[-1])
 
 
-def test_strided_and_shifted_operands_and_constants(kernels: dict[str, HostKernel]) -> None:
+def test_sequence_takes_strided_and_offset_operands_and_constants(kernels: dict[str, HostKernel]) -> None:
     whole = np.random.default_rng(3).standard_normal((8, 9), np.float32)
     left, right, out = whole[:, :3], whole[:, 3:6], np.empty((8, 9), np.float32)
     g = og.Graph()
@@ -105,7 +105,7 @@ def test_strided_and_shifted_operands_and_constants(kernels: dict[str, HostKerne
     np.testing.assert_array_equal(targets[1], left + np.array([1, 2, 3], np.float32))
 
 
-def test_calls_may_overlap(kernels: dict[str, HostKernel]) -> None:
+def test_concurrent_sequence_calls_do_not_interfere(kernels: dict[str, HostKernel]) -> None:
     rng = np.random.default_rng(4)
     a = np.ones(48, np.float32)
     sequence = chain(kernels, np.ones((64, 48), np.float32), a)[0]
@@ -124,7 +124,7 @@ def test_calls_may_overlap(kernels: dict[str, HostKernel]) -> None:
         ((0, 3), ((0, 0), (1, 0)), "it has no elements"),
     ],
 )
-def test_a_launch_that_does_not_fit_is_refused(
+def test_invalid_launch_is_refused(
     kernels: dict[str, HostKernel], shape: tuple[int, int], operands: Any, words: str
 ) -> None:
     x = np.ones(shape, np.float32)

@@ -37,17 +37,17 @@ def swish() -> og.Executable:
     return og.compile(og.parse("graph(x: f32[?]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"))
 
 
-def test_a_bound_call_launches_and_does_nothing_else(swish: og.Executable) -> None:
+def test_bound_call_only_launches(swish: og.Executable) -> None:
     x, out = np.ones(1000, np.float32), np.empty(1000, np.float32)
     assert python_calls(swish.bind(x=x, out=out)) == ["call"]
 
 
-def test_a_large_bound_call_only_asks_for_threads(swish: og.Executable) -> None:
+def test_large_bound_call_only_adds_a_thread_lookup(swish: og.Executable) -> None:
     x, out = np.ones(1 << 20, np.float32), np.empty(1 << 20, np.float32)
     assert python_calls(swish.bind(x=x, out=out)) == ["call", "launch", "team"]
 
 
-def test_a_bound_call_of_many_partitions_walks_a_prepared_list() -> None:
+def test_bound_call_of_many_partitions_runs_a_prepared_list() -> None:
     g = og.Graph()
     for k in range(8):  # they share no input, so each is a kernel
         g.add_op("Sigmoid", g.input(f"x{k}", shape=(None,)), name=f"y{k}")

@@ -46,7 +46,7 @@ def assert_mlp(result: dict[str, Any]) -> None:
 # -- partitions -------------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_form_one_library_partition_and_the_rest_is_fused() -> None:
+def test_neighbouring_library_ops_form_one_partition() -> None:
     parts = og.parse(MLP).finalize().get_partitions()
     assert [(p.kind, p.provider, [op.kind for op in p.ops]) for p in parts] == [
         ("library", NATIVE, ["MatMul"]),
@@ -58,13 +58,13 @@ def test_neighbours_form_one_library_partition_and_the_rest_is_fused() -> None:
     ]
 
 
-def test_explain_says_who_runs_a_library_op() -> None:
+def test_explain_names_the_library_of_an_op() -> None:
     rows = og.parse(MLP).explain().ops
     told = {row.kind: row.why for row in rows}
     assert told["MatMul"] == "library op MatMul: runs in torch, or in NumPy where torch is not installed"
 
 
-def test_a_native_op_and_a_foreign_one_are_in_two_regions() -> None:
+def test_native_and_foreign_ops_are_in_separate_regions() -> None:
     g = og.parse(
         "graph(x: f32[2,2]) -> (y)\n"
         '  a: f32[2,2] = Wildcard(x, onnx_op="Transpose", onnx_domain="", onnx_opset=20)\n  y = MatMul(a, x)'
@@ -77,11 +77,11 @@ def test_a_native_op_and_a_foreign_one_are_in_two_regions() -> None:
 # -- torch and NumPy --------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_of_kernels_and_library_ops_runs() -> None:
+def test_graph_of_kernels_and_library_ops_agrees_with_reference() -> None:
     assert_mlp(og.compile(og.parse(MLP))(mlp_arrays()))
 
 
-def test_tensors_come_in_and_go_out() -> None:
+def test_torch_tensors_in_and_out_under_autocast() -> None:
     torch = pytest.importorskip("torch")
     tensors = {name: torch.from_numpy(a).requires_grad_(name == "w") for name, a in mlp_arrays().items()}
     with torch.autocast("cpu", dtype=torch.bfloat16):  # the context must not change the meaning of an op
@@ -90,7 +90,7 @@ def test_tensors_come_in_and_go_out() -> None:
     assert_mlp(result)
 
 
-def test_without_torch_numpy_runs_it() -> None:
+def test_numpy_runs_library_ops_without_torch() -> None:
     folder = Path(__file__).parent
     code = (
         f"import sys; sys.path[:] = {[str(folder), *sys.path]}; sys.modules['torch'] = None\n"
@@ -104,7 +104,7 @@ def test_without_torch_numpy_runs_it() -> None:
     assert done.stdout == "['NumpyOps']\n", done.stderr
 
 
-def test_with_torch_torch_runs_it() -> None:
+def test_torch_runs_library_ops_if_installed() -> None:
     pytest.importorskip("torch")
     (part,) = og.parse("graph(x: f32[2,2]) -> (y)\n  y = MatMul(x, x)").finalize().get_partitions()
     run = runner(part, og.Engine("cpu"))
@@ -112,7 +112,7 @@ def test_with_torch_torch_runs_it() -> None:
 
 
 @pytest.mark.parametrize("record", LIBRARY, ids=lambda r: r.kind)
-def test_numpy_computes_what_the_reference_does(record: OpDef) -> None:
+def test_numpy_library_ops_equal_the_reference(record: OpDef) -> None:
     for call in CALLS[record.kind]:
         for dtype in record.types[record.inputs[0].type]:
             arrays = arrays_of(call, dtype, record)
@@ -124,7 +124,7 @@ def test_numpy_computes_what_the_reference_does(record: OpDef) -> None:
                 np.testing.assert_array_equal(got, expected, strict=True)
 
 
-def test_shapes_that_are_unknown_until_the_call_are_checked_then() -> None:
+def test_unknown_shapes_are_checked_at_the_call() -> None:
     f = og.compile(og.parse("graph(x: f32[?,?], w: f32[?,?]) -> (y)\n  y = MatMul(x, w)"))
     w = np.ones((3, 2), np.float32)
     for rows in (4, 5):
@@ -134,7 +134,7 @@ def test_shapes_that_are_unknown_until_the_call_are_checked_then() -> None:
     assert "MatMul" in caught.value.where
 
 
-def test_constant_axes_are_checked_once_the_rank_is_known() -> None:
+def test_constant_axes_are_checked_once_rank_is_known() -> None:
     g = og.Graph()
     g.add_op("ReduceSum", g.input("x", shape=None), g.constant("a", np.array([2], np.int32)), name="y")
     x = np.ones((2, 3), np.float32)
@@ -153,7 +153,7 @@ VIEWS += "  %0 = MatMul(x, w)\n  d = StaticTranspose(%0, order=[1, 0])"
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
-def test_results_share_memory_with_nothing(library: str) -> None:
+def test_results_share_no_memory(library: str) -> None:
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     (part,) = og.parse(VIEWS).finalize().get_partitions()
     if library == "torch":
@@ -169,7 +169,7 @@ def test_results_share_memory_with_nothing(library: str) -> None:
     np.testing.assert_array_equal(results[2], np.arange(6, dtype=np.float32))
 
 
-def test_a_constant_is_not_handed_out() -> None:
+def test_reshaped_constant_is_returned_as_a_copy() -> None:
     g = og.Graph()
     g.add_op("StaticReshape", g.constant("c", np.zeros((2, 3), np.float32)), name="y", shape=(6,), special_zero=False)
     f = og.compile(g.finalize())
@@ -188,7 +188,7 @@ def test_a_constant_is_not_handed_out() -> None:
     ids=["backwards", "column-major", "broadcast", "read-only"],
 )
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_any_array_is_read_where_it_is_and_never_written(given: Callable[[Any], Any], dtype: str) -> None:
+def test_arrays_of_any_layout_are_read_and_not_written(given: Callable[[Any], Any], dtype: str) -> None:
     x = given(arrays_of(Call([(3, 4)]), dtype)[0])
     before = x.copy()
     f = og.compile(og.parse(f"graph(x: {dtype}[3,4]) -> (y)\n  y = ReduceSum(x, axes=[0])"))
@@ -199,7 +199,7 @@ def test_any_array_is_read_where_it_is_and_never_written(given: Callable[[Any], 
     np.testing.assert_array_equal(x, before)
 
 
-def test_results_go_where_they_are_wanted() -> None:
+def test_library_results_are_written_into_out() -> None:
     f = og.compile(og.parse("graph(x: f32[2,3]) -> (y)\n  y = StaticTranspose(x, order=[1, 0])"))
     x, out = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((3, 2), np.float32)
     assert f(x=x, out=out) is out
@@ -213,7 +213,7 @@ def test_results_go_where_they_are_wanted() -> None:
         g(x=x, out=np.zeros((2, 3), np.float32))
 
 
-def test_what_is_given_away_is_not_overwritten_while_a_reshape_of_it_lives() -> None:
+def test_donated_array_is_not_overwritten_while_its_reshape_is_read() -> None:
     g = og.parse(
         "graph(x: f32[4]) -> (y, z)\n  a = StaticReshape(x, shape=[2, 2], special_zero=false)\n  y = Exp(x)\n"
         "  z = ReduceSum(a, axes=[0])"
@@ -223,7 +223,7 @@ def test_what_is_given_away_is_not_overwritten_while_a_reshape_of_it_lives() -> 
     np.testing.assert_array_equal(result["z"], [2, 4])
 
 
-def test_a_partition_alone_is_compiled_and_executed() -> None:
+def test_library_partition_is_compiled_and_executed_alone() -> None:
     (part,) = og.parse("graph(x: f32[?,3]) -> (y)\n  y = ReduceSum(x, axes=[1])").finalize().get_partitions()
     x, y = part.input_ports[0].with_(dims=(2, 3)), part.output_ports[0]
     engine = og.Engine("cpu")
@@ -252,7 +252,7 @@ def in_words(record: OpDef, call: Call) -> bool | None:
 
 
 @pytest.mark.parametrize("record", LIBRARY, ids=lambda r: r.kind)
-def test_onnx_gives_back_the_same_graph_and_the_same_numbers(record: OpDef, tmp_path: Path) -> None:
+def test_onnx_round_trip_keeps_graph_and_results(record: OpDef, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     path = tmp_path / "m.onnx"
     for call in CALLS[record.kind]:
@@ -278,13 +278,13 @@ def test_onnx_gives_back_the_same_graph_and_the_same_numbers(record: OpDef, tmp_
 
 @pytest.mark.parametrize("opset", [13, 17, 18, 22])
 @pytest.mark.parametrize("kind", [r.kind for r in LIBRARY if r.family == "reduction"])
-def test_axes_are_written_as_each_opset_has_them(kind: str, opset: int, tmp_path: Path) -> None:
+def test_reduction_axes_are_exported_for_each_opset(kind: str, opset: int, tmp_path: Path) -> None:
     g = og.parse(f"graph(x: f32[2,3,4]) -> (y)\n  y = {kind}(x, axes=[0, -1])")
     og.onnx.save(g, tmp_path / "m.onnx", opset=opset)
     assert og.onnx.load(tmp_path / "m.onnx") == g
 
 
-def test_an_mlp_goes_to_onnx_and_back(tmp_path: Path) -> None:
+def test_onnx_round_trip_of_an_mlp(tmp_path: Path) -> None:
     g = og.parse(MLP)
     og.onnx.save(g, tmp_path / "m.onnx", form="decomposed")
     again = og.onnx.load(tmp_path / "m.onnx")
@@ -308,7 +308,7 @@ g (float[n,4] x, float[4,3] w) => (float[n] y)
     return onnx.parser.parse_model(text)
 
 
-def test_library_nodes_of_others_stay_as_they_came_unless_asked_for() -> None:
+def test_imported_library_nodes_stay_foreign_unless_library_is_set() -> None:
     model = foreign_model()
     kept = og.onnx.load(model)
     assert [op.attrs.get("onnx_op", op.kind) for op in kept.ops] == ["MatMul", "ReLU", "Softmax", "ReduceSum"]
@@ -321,7 +321,7 @@ def test_library_nodes_of_others_stay_as_they_came_unless_asked_for() -> None:
     np.testing.assert_allclose(og.compile(native)(given), og.compile(kept)(given), rtol=1e-6)
 
 
-def test_a_convolutional_network_may_be_native() -> None:
+def test_convolutional_network_is_imported_as_native_ops() -> None:
     onnx, onnxruntime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
     model = onnx.parser.parse_model("""\
 <ir_version: 10, opset_import: ["" : 20]>
@@ -343,7 +343,7 @@ g (float[n,3,9,8] x, float[4,3,3,2] w, float[4] b, float[4,2,2,2] u) => (float[n
     np.testing.assert_allclose(og.evaluate(native, given), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_node_that_means_something_else_is_no_native_op() -> None:
+def test_node_with_other_semantics_stays_a_wildcard() -> None:
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 20]>\n'
@@ -353,7 +353,7 @@ def test_a_node_that_means_something_else_is_no_native_op() -> None:
     assert op.kind == "Wildcard", "ONNX reduces over all axes here, ours over none"
 
 
-def test_a_model_loaded_with_native_ops_is_saved_as_it_came(tmp_path: Path) -> None:
+def test_model_loaded_with_native_ops_is_saved_unchanged(tmp_path: Path) -> None:
     model = foreign_model()
     for library in (False, True):
         og.onnx.save(og.onnx.load(model, library=library), tmp_path / f"{library}.onnx")

@@ -33,7 +33,7 @@ def values(draw: st.DrawFn) -> list[Value]:
 
 @settings(max_examples=200, deadline=None)
 @given(values())
-def test_no_two_values_that_are_needed_at_once_share_a_byte(given: list[Value]) -> None:
+def test_values_alive_at_the_same_time_share_no_byte(given: list[Value]) -> None:
     plan = planned(given)
     assert plan.clashes() == []
     assert sorted(b.value.id for b in plan.buffers) == sorted(v.id for v in given)
@@ -41,7 +41,7 @@ def test_no_two_values_that_are_needed_at_once_share_a_byte(given: list[Value]) 
     assert plan.size <= plan.size_apart
 
 
-def test_the_check_sees_a_clash() -> None:
+def test_plan_check_detects_a_clash() -> None:
     a, b = value(0, 100, 0, 2), value(1, 100, 1, 3)
     wrong = MemoryPlan((Buffer(value=a, offset=0, over=None), Buffer(value=b, offset=64, over=None)), 256)
     assert wrong.clashes() == [(0, 1)]
@@ -49,25 +49,25 @@ def test_the_check_sees_a_clash() -> None:
     assert taken_too_early.clashes() == [(0, 1)]
 
 
-def test_memory_is_reused_when_a_value_is_read_for_the_last_time() -> None:
+def test_memory_is_reused_after_the_last_read() -> None:
     chain = [value(i, 1000, i, i + 1) for i in range(10)]
     assert planned(chain).size == 2 * 1024
     in_place = [value(i, 1000, i, i + 1, (i - 1,)) for i in range(10)]
     assert planned(in_place).size == 1024
 
 
-def test_a_value_that_is_still_read_is_not_written_over() -> None:
+def test_value_still_to_be_read_is_not_overwritten() -> None:
     plan = planned([value(0, 64, 0, 5), value(1, 64, 1, 2, (0,))])
     assert [b.over for b in plan.buffers] == [None, None]
 
 
-def test_a_plan_prints_as_a_table() -> None:
+def test_plan_prints_as_a_table() -> None:
     text = str(planned([value(0, 100, 0, 1), value(1, 100, 1, 2, (0,))]))
     assert text.splitlines()[0] == "2 values in 128 bytes (256 side by side)"
     assert text.splitlines()[-1].split() == ["v1", "100", "0", "1-2", "v0"]
 
 
-def test_kernels_alone_write_in_place_but_never_over_inputs_or_outputs() -> None:
+def test_only_kernels_write_in_place_and_never_over_inputs_or_outputs() -> None:
     g = og.Graph()
     x, d = g.input("x", shape=("n", 8)), g.input("d", shape=("m", 8))
     # Two kernels in sequence: they are not merged because their shapes are not known to be equal.

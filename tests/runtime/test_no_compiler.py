@@ -43,7 +43,7 @@ og.compile(og.parse({text!r}))
 
 
 @pytest.mark.parametrize(("hidden", "engine"), [((), "torch"), (("torch",), "NumPy")])
-def test_without_a_compiler_torch_or_numpy_runs_it_and_says_so_once(
+def test_torch_or_numpy_runs_without_a_compiler_with_one_notice(
     tmp_path: Path, hidden: tuple[str, ...], engine: str
 ) -> None:
     pytest.importorskip("torch")
@@ -59,7 +59,7 @@ def test_without_a_compiler_torch_or_numpy_runs_it_and_says_so_once(
 
 
 @pytest.mark.parametrize("text", [SWIGLU, ROWS], ids=["swiglu", "rows"])
-def test_the_compiler_extra_needs_neither_path_nor_home(text: str, tmp_path: Path) -> None:
+def test_compiler_extra_works_without_path_and_home(text: str, tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="the extra `compiler` is not installed")
     environment = {k: v for k, v in os.environ.items() if k in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
@@ -77,7 +77,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_without_a_compiler_arrays_may_lie_anyhow() -> None:
+def test_without_a_compiler_arrays_may_have_any_layout() -> None:
     pytest.importorskip("torch")
     g = og.parse("graph(x: f32[3,4], b: f32[4]) -> (y)\n  s = Add(x, b)\n  y = ReLU(s)").finalize()
     f = og.compile(g)
@@ -91,7 +91,7 @@ def test_without_a_compiler_arrays_may_lie_anyhow() -> None:
 
 
 @pytest.mark.usefixtures("without_compiler")
-def test_without_a_compiler_results_are_the_callers_own() -> None:
+def test_without_a_compiler_results_share_no_memory() -> None:
     pytest.importorskip("torch")
     text = "graph(x: f32[3,1], w: f32[3,4]) -> (a, b, c)\n  a = Identity(x)\n  b = BroadcastTo(x, w)\n  c = Identity(x)"
     f = og.compile(og.parse(text).finalize())
@@ -125,7 +125,7 @@ def test_without_a_compiler_softplus_does_not_overflow(dtype: str, monkeypatch: 
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_a_remainder_of_a_quotient_that_overflows_is_exact(dtype: str) -> None:
+def test_mod_is_exact_if_the_quotient_overflows(dtype: str) -> None:
     torch = pytest.importorskip("opgraph.runtime.providers.torch")
     numpy = dtypes.get(dtype).numpy
     most, least = np.finfo(numpy).max, np.finfo(numpy).tiny
@@ -140,7 +140,7 @@ def test_a_remainder_of_a_quotient_that_overflows_is_exact(dtype: str) -> None:
 
 @pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("kind", ["BiasAdd", "PReLU"])
-def test_without_a_compiler_channels_are_those_of_the_op_where_a_reshape_cuts_another_axis(kind: str) -> None:
+def test_without_a_compiler_channel_axis_survives_a_fused_reshape(kind: str) -> None:
     """The second axis of x[6,3] is the third one of the loop over [2,3,3]."""
     text = f"""graph(x: f32[6,3], w: f32[3]) -> (y)
       p = {kind}(x, w, data_format="NCX")

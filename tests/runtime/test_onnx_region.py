@@ -29,7 +29,7 @@ def region(text: str, constants: dict[str, np.ndarray] | None = None) -> provide
     return provider.OnnxRuntimeRegion(part)
 
 
-def test_a_region_is_one_session_over_several_nodes() -> None:
+def test_region_is_one_onnxruntime_session() -> None:
     made = region(
         "graph(x: f32[n,4], w: f32[4,4]) -> (z, y)\n"
         f'  y: f32[n,4] = Wildcard(x, w, onnx_op="MatMul", {NODE})\n'
@@ -41,7 +41,7 @@ def test_a_region_is_one_session_over_several_nodes() -> None:
     assert made.runs_in == "onnxruntime"
 
 
-def test_onnxruntime_is_told_which_sizes_are_equal_as_long_as_they_are() -> None:
+def test_equal_sizes_are_declared_until_a_call_contradicts() -> None:
     """Otherwise it reshapes both operands of a sum of convolutions. Sizes declared for inner values may be wrong."""
     made = region(
         "graph(x: f32[n,4], y: f32[n,4]) -> (z)\n"
@@ -61,7 +61,7 @@ def test_onnxruntime_is_told_which_sizes_are_equal_as_long_as_they_are() -> None
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="says which cores a process may use")
-def test_a_region_has_no_more_threads_than_cores_that_the_process_may_use() -> None:
+def test_region_threads_are_limited_to_available_cores() -> None:
     """onnxruntime counts the machine's cores; two spinning threads would then share one core."""
     text = f'graph(x: f32[n,4]) -> (y)\n  y: f32[4,n] = Wildcard(x, onnx_op="Transpose", {NODE})'
     before = os.sched_getaffinity(0)
@@ -73,7 +73,7 @@ def test_a_region_has_no_more_threads_than_cores_that_the_process_may_use() -> N
     assert few == (1 if os.cpu_count() != 1 else 0)
 
 
-def test_a_last_input_that_is_left_out_is_left_out() -> None:
+def test_trailing_absent_input_is_omitted() -> None:
     """Written as "", it makes onnxruntime 1.31 crash over a constant scale."""
     made = region(
         "graph(x: f32[3]) -> (y)\n  const w: f32[3] = [1.0, 2.0, 3.0]\n"
@@ -95,7 +95,7 @@ def test_a_result_that_is_left_out_among_any_number_has_a_name() -> None:
     assert [result.tolist() for result in got] == [[2, 3], [4, 5]]
 
 
-def test_large_constants_stay_outside_the_model_of_the_region() -> None:
+def test_large_constants_stay_outside_the_region_model() -> None:
     weights = np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
     made = region(
         "graph(x: f32[n,64]) -> (y)\n  const w: f32[64,64] = sha256:"
@@ -117,7 +117,7 @@ def test_every_dtype_passes_through_a_session(name: str) -> None:
     np.testing.assert_array_equal(y.astype(np.float32), x.T.astype(np.float32))
 
 
-def test_outputs_survive_later_runs_and_given_arrays_are_filled() -> None:
+def test_outputs_survive_later_runs_and_out_arrays_are_filled() -> None:
     made = region(f'graph(x: bf16[4]) -> (y)\n  y: bf16[4] = Wildcard(x, onnx_op="Identity", {NODE})')
     (first,) = made.run([np.ones(4, ml_dtypes.bfloat16)])
     out = np.zeros(4, ml_dtypes.bfloat16)
@@ -126,14 +126,14 @@ def test_outputs_survive_later_runs_and_given_arrays_are_filled() -> None:
     assert out.tolist() == [2] * 4
 
 
-def test_zero_dimensional_and_empty_arrays() -> None:
+def test_zero_dimensional_and_empty_arrays_pass_through() -> None:
     one = region(f'graph(x: f32[]) -> (y)\n  y: f32[] = Wildcard(x, onnx_op="Identity", {NODE})')
     assert one.run([np.float32(3)])[0].shape == ()
     none = region(f'graph(x: f32[0,3]) -> (y)\n  y: f32[3,0] = Wildcard(x, onnx_op="Transpose", {NODE})')
     assert none.run([np.zeros((0, 3), np.float32)])[0].shape == (3, 0)
 
 
-def test_where_onnxruntime_has_no_kernel_onnxs_evaluator_runs_it_with_one_notice(
+def test_onnx_evaluator_runs_ops_without_an_onnxruntime_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(provider, "_noticed", False)
@@ -147,12 +147,12 @@ def test_where_onnxruntime_has_no_kernel_onnxs_evaluator_runs_it_with_one_notice
     region(text)  # no second notice: warnings are errors here
 
 
-def test_what_nobody_runs_is_an_error_that_names_it() -> None:
+def test_op_without_any_implementation_is_refused_by_name() -> None:
     with pytest.raises(DeviceError, match="Nope"):
         region('graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Nope", onnx_domain="my", onnx_opset=1)')
 
 
-def test_wildcards_written_by_hand_that_are_no_node() -> None:
+def test_malformed_wildcards_are_refused() -> None:
     with pytest.raises(ModelError, match="AttributeProto"):
         region(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="If", then_branch="proto:!!", {NODE})')
     outside = onnx.TensorProto(name="t", dims=[2], data_type=1, data_location=1)
@@ -169,7 +169,7 @@ def test_wildcards_written_by_hand_that_are_no_node() -> None:
         region(f'graph(x: undef[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Softmax", {NODE})')
 
 
-def test_without_onnxruntime_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnxruntime_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(DeviceError, match=r"pip install 'opgraph\[ort\]'"):
         region(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Softmax", {NODE})')
@@ -182,7 +182,7 @@ def wildcard(text: str) -> og.Op:
     return og.parse(text).ops[0]
 
 
-def test_the_reference_computes_foreign_ops_in_float64() -> None:
+def test_reference_computes_foreign_ops_in_float64() -> None:
     op = wildcard(f'graph(x: f32[2,3], w: f32[3,2]) -> (y)\n  y: f32[2,2] = Wildcard(x, w, onnx_op="MatMul", {NODE})')
     x, w = np.random.default_rng(0).normal(size=(2, 3)), np.random.default_rng(1).normal(size=(3, 2))
     (y,) = provider.reference_foreign(op, (x, w))
@@ -190,7 +190,7 @@ def test_the_reference_computes_foreign_ops_in_float64() -> None:
     np.testing.assert_allclose(y, x @ w, rtol=1e-15)
 
 
-def test_the_reference_asks_onnxruntime_for_what_onnx_does_not_know() -> None:
+def test_reference_runs_contrib_ops_in_onnxruntime() -> None:
     op = wildcard(
         'graph(x: f32[2,2]) -> (y)\n  y: f32[2,2] = Wildcard(x, x, onnx_op="FusedMatMul", onnx_domain="com.microsoft", '
         "onnx_opset=1, transB=1)"
@@ -201,7 +201,7 @@ def test_the_reference_asks_onnxruntime_for_what_onnx_does_not_know() -> None:
     np.testing.assert_array_equal(y, x @ x.T)
 
 
-def test_evaluate_runs_imported_graphs_without_being_told_how() -> None:
+def test_evaluate_runs_imported_graphs_without_a_runner() -> None:
     graph = og.parse(
         f'graph(x: f32[2,2]) -> (y)\n  a: f32[2,2] = Wildcard(x, x, onnx_op="MatMul", {NODE})\n  y = Exp(a)'
     )
@@ -221,16 +221,14 @@ MISTAKEN = [
 
 
 @pytest.mark.parametrize(("kind", "opset", "attrs"), MISTAKEN, ids=[m[0] for m in MISTAKEN])
-def test_the_reference_does_not_follow_the_evaluator_where_onnxruntime_contradicts(
-    kind: str, opset: int, attrs: str
-) -> None:
+def test_reference_follows_onnxruntime_where_the_evaluator_is_wrong(kind: str, opset: int, attrs: str) -> None:
     node = f'onnx_op="{kind}", onnx_domain="", onnx_opset={opset}{attrs}'
     graph = og.parse(f"graph(x: f32[2,4,3,5]) -> (y)\n  y: f32[2,4,3,5] = Wildcard(x, {node})")
     x = np.random.default_rng(0).normal(size=(2, 4, 3, 5)).astype(np.float32)
     np.testing.assert_allclose(og.evaluate(graph, x=x), og.compile(graph)(x=x), rtol=1e-5, atol=1e-6)
 
 
-def test_the_reference_normalizes_by_the_statistics_it_is_given_in_old_opsets() -> None:
+def test_reference_batch_norm_uses_given_statistics_in_old_opsets() -> None:
     node = 'onnx_op="BatchNormalization", onnx_domain="", onnx_opset=11'
     graph = og.parse(
         f"graph(x: f32[2,4,3], s: f32[4], b: f32[4], m: f32[4], v: f32[4]) -> (y)\n"
@@ -242,20 +240,20 @@ def test_the_reference_normalizes_by_the_statistics_it_is_given_in_old_opsets() 
     np.testing.assert_allclose(og.evaluate(graph, x=x, s=s, b=b, m=m, v=v), exact, rtol=1e-5, atol=1e-6)
 
 
-def test_a_jump_between_a_wide_float_and_its_rounding_is_the_evaluators() -> None:
+def test_reference_floor_is_computed_in_float64() -> None:
     """Floor of 1 - 2^-40 is 0; in f32 it is 1 and its floor 1, both in onnxruntime and in the evaluator."""
     op = wildcard(f'graph(x: f32[2]) -> (y)\n  y: f32[2] = Wildcard(x, onnx_op="Floor", {NODE})')
     (y,) = provider.reference_foreign(op, [np.array([1 - 2.0**-40, 2.5])])
     np.testing.assert_array_equal(y, [0, 2])
 
 
-def test_what_overflows_a_narrow_type_need_not_overflow_the_reference() -> None:
+def test_reference_does_not_overflow_narrow_types() -> None:
     op = wildcard(f'graph(x: f16[2]) -> (y)\n  y: f16[2] = Wildcard(x, x, onnx_op="Mul", {NODE})')
     (y,) = provider.reference_foreign(op, [np.array([300.0, 2.0])] * 2)
     np.testing.assert_array_equal(y, [90000, 4])
 
 
-def test_the_reference_hands_sequences_on() -> None:
+def test_reference_passes_sequences_between_ops() -> None:
     text = f"""graph(x: f32[2,3], w: f32[3], i: s64[]) -> (y, n)
       s: undef[*] = Wildcard(x, w, onnx_op="SequenceConstruct", {NODE})
       y: f32[*] = Wildcard(s, i, onnx_op="SequenceAt", {NODE})

@@ -24,7 +24,7 @@ def swish(dtype: str = "f32", shape: Any = ("n", 4)) -> og.Graph:
     return g
 
 
-def test_one_output_comes_bare_and_several_as_a_dict_in_order() -> None:
+def test_one_output_is_an_array_and_several_are_a_dict() -> None:
     x = np.linspace(-2, 2, 4, dtype=np.float32).reshape(1, 4)
     assert isinstance(og.evaluate(swish(), x=x), np.ndarray)
     g = og.Graph()
@@ -37,13 +37,13 @@ def test_one_output_comes_bare_and_several_as_a_dict_in_order() -> None:
     assert list(result) == ["first", "second", f"t{g.ops[2].outputs[0].id}"]
 
 
-def test_float64_is_the_truth_of_a_narrow_graph() -> None:
+def test_narrow_graph_is_evaluated_in_float64() -> None:
     x = np.array([[1.0, 2.5, -3.0, 100.0]], BF16)
     wide = x.astype(np.float64)
     np.testing.assert_allclose(og.evaluate(swish("bf16"), x=x), wide / (1 + np.exp(-wide)), rtol=1e-15)
 
 
-def test_as_declared_each_op_rounds_once() -> None:
+def test_evaluation_in_declared_dtypes_rounds_after_each_op() -> None:
     x = np.array([[1.0, 2.5, -3.0, 100.0]], BF16)
     sigmoid = (1 / (1 + np.exp(-x.astype(np.float32)))).astype(BF16)
     expected = (x.astype(np.float32) * sigmoid.astype(np.float32)).astype(BF16)
@@ -52,7 +52,7 @@ def test_as_declared_each_op_rounds_once() -> None:
     np.testing.assert_array_equal(result, expected)
 
 
-def test_a_wider_declared_output_is_not_rounded_twice() -> None:
+def test_wider_declared_output_is_not_rounded_twice() -> None:
     g = og.Graph()
     h = g.input("h", "f16", (1,))
     g.add_op("Add", h, h, name="y", dtype="f32")
@@ -69,7 +69,7 @@ def test_casts_between_floats_do_nothing_in_float64_and_round_as_declared() -> N
     assert og.evaluate(g, x=x, dtype="f32").dtype == np.float32
 
 
-def test_casts_to_integers_count_in_float64_too() -> None:
+def test_float_to_integer_casts_apply_in_float64() -> None:
     g = og.Graph()
     g.add_op("TypeCast", g.input("x", shape=(3,)), name="y", dtype="s8")
     result = og.evaluate(g, x=np.array([1.9, 300.0, np.nan], np.float32))
@@ -86,7 +86,7 @@ def test_constants_and_inputs_may_be_outputs() -> None:
     assert result["x"].tolist() == [0, 0]
 
 
-def test_inputs_are_found_by_name_by_id_and_unnamed_ones_by_t_id() -> None:
+def test_inputs_are_found_by_name_or_id() -> None:
     g = og.Graph()
     a, b = og.LogicalTensor(5, "f32", (2,)), og.LogicalTensor(7, "f32", (2,), name="b b")
     g.add_op(og.Op(0, "Subtract", [a, b], [og.LogicalTensor(9, "f32", (2,))]))
@@ -96,7 +96,7 @@ def test_inputs_are_found_by_name_by_id_and_unnamed_ones_by_t_id() -> None:
     assert og.evaluate(g, {"b b": one}, t5=two).tolist() == [1, 1]
 
 
-def test_scalars_go_to_inputs_without_dimensions_only() -> None:
+def test_python_scalars_fit_only_zero_dimensional_inputs() -> None:
     g = og.Graph()
     g.add_op("Multiply", g.input("x", shape=(2,)), g.input("a"), name="y")
     assert og.evaluate(g, x=np.ones(2, "f4"), a=1.5).tolist() == [1.5, 1.5]
@@ -120,7 +120,7 @@ BAD_FEEDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("feeds", "error", "what"), [b[1:] for b in BAD_FEEDS], ids=[b[0] for b in BAD_FEEDS])
-def test_a_bad_feed_says_so_in_three_lines(feeds: dict[str, Any], error: type[Exception], what: str) -> None:
+def test_invalid_feed_raises_a_three_line_error(feeds: dict[str, Any], error: type[Exception], what: str) -> None:
     with pytest.raises(error) as caught:
         og.evaluate(swish(), feeds)
     lines = str(caught.value).split("\n")
@@ -145,7 +145,7 @@ def test_equal_symbols_must_have_equal_sizes() -> None:
         ("PReLU", [(2, 1), (3,)], {}, "slope does not broadcast"),
     ],
 )
-def test_shapes_left_open_are_checked_when_they_are_known(
+def test_unknown_shapes_are_checked_at_evaluation(
     kind: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], what: str
 ) -> None:
     g = og.Graph()
@@ -157,7 +157,7 @@ def test_shapes_left_open_are_checked_when_they_are_known(
     assert f'{kind} "y" (shapes: ' in caught.value.where
 
 
-def test_a_declared_result_shape_is_held() -> None:
+def test_declared_result_shape_is_checked() -> None:
     g = og.Graph()
     x = og.LogicalTensor(0, "f32", (None,), name="x")
     g.add_op(og.Op(0, "Exp", [x], [og.LogicalTensor(1, "f32", (5,), name="y")]))
@@ -174,7 +174,7 @@ def wildcard() -> og.Graph:
     return g
 
 
-def test_a_wildcard_runs_in_what_the_caller_passes() -> None:
+def test_wildcard_runs_in_the_callers_function() -> None:
     seen = []
 
     def foreign(op: og.Op, arrays: tuple[np.ndarray, ...]) -> list[np.ndarray]:
@@ -189,19 +189,19 @@ def test_a_wildcard_runs_in_what_the_caller_passes() -> None:
     assert og.evaluate(wildcard(), x=x, foreign=foreign, dtype=None).dtype == np.float32
 
 
-def test_a_wildcard_without_a_runner_is_named() -> None:
+def test_wildcard_without_a_runner_is_refused_by_name() -> None:
     with pytest.raises(errors.Unimplemented, match="no formula for Wildcard") as caught:
         og.evaluate(wildcard(), x=np.zeros((2, 2), "f4"))
     assert 'Wildcard "w"' in caught.value.where
     assert "foreign=" in caught.value.fix
 
 
-def test_a_runner_that_returns_too_much_is_refused() -> None:
+def test_runner_with_too_many_results_is_refused() -> None:
     with pytest.raises(errors.InvalidArguments, match="returned 2 arrays for 1 outputs"):
         og.evaluate(wildcard(), x=np.zeros((2, 2), "f4"), foreign=lambda op, arrays: [arrays[0], arrays[0]])
 
 
-def test_ends_are_passed_over() -> None:
+def test_end_ops_are_skipped() -> None:
     g = og.Graph()
     x = g.input("x", shape=(2,))
     y = g.add_op("Exp", x, name="y")
@@ -215,7 +215,7 @@ def test_an_unknown_working_dtype_is_refused() -> None:
         og.evaluate(swish(), x=X, dtype="s32")
 
 
-def test_no_warnings_whatever_the_numbers() -> None:
+def test_special_values_raise_no_warnings() -> None:
     wild = np.array([[np.nan, np.inf, -np.inf, 3e38]], np.float32)
     signalling = np.array([[0x7F800001] * 4], np.uint32).view(np.float32)
     with warnings.catch_warnings():
@@ -225,14 +225,14 @@ def test_no_warnings_whatever_the_numbers() -> None:
                 og.evaluate(swish(), x=x, dtype=dtype)
 
 
-def test_torch_in_torch_out() -> None:
+def test_torch_inputs_give_torch_results() -> None:
     torch = pytest.importorskip("torch")
     result = og.evaluate(swish("bf16"), x=torch.ones(1, 4, dtype=torch.bfloat16))
     assert isinstance(result, torch.Tensor)
     assert result.dtype == torch.float64
 
 
-def test_the_time_of_many_ops_is_linear() -> None:
+def test_evaluation_time_is_linear_in_ops() -> None:
     def evaluation(length: int) -> Callable[[], object]:
         g = og.Graph()
         y = g.input("x", shape=(2,))
@@ -254,7 +254,7 @@ def test_the_time_of_many_ops_is_linear() -> None:
         "ReduceL1(x, axes=[0,2])",
     ],
 )
-def test_sums_of_columns_are_as_near_as_those_of_rows(op: str) -> None:
+def test_column_sums_are_as_accurate_as_row_sums(op: str) -> None:
     """NumPy adds columns one element after the other; the f32 error is some 60 last places for 50,000 of them."""
     graph = og.parse(f"graph(x: f32[50000,2,3], like: f32[1,2,1]) -> (y)\n  y = {op}").finalize()
     x = np.random.default_rng(0).uniform(1, 2, (50_000, 2, 3)).astype(np.float32)

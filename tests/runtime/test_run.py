@@ -58,7 +58,9 @@ def compiled() -> og.Executable:
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
-def test_every_broadcast_layout_is_right(compiled: og.Executable, shapes: tuple[tuple[int, ...], ...]) -> None:
+def test_every_broadcast_layout_agrees_with_the_reference(
+    compiled: og.Executable, shapes: tuple[tuple[int, ...], ...]
+) -> None:
     assert_right(compiled, arrays(*shapes))
 
 
@@ -87,7 +89,7 @@ def test_unaligned_memory_is_read_right(compiled: og.Executable) -> None:
     assert_right(compiled, {"x": x, "a": np.ones(100, np.float32), "b": x})
 
 
-def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_read_by_libraries() -> None:
+def test_kernels_refuse_strides_that_are_no_multiple_of_element_size() -> None:
     """Example: the field of a record, whose stride is no whole number of elements."""
     records = np.zeros((3, 4), np.dtype([("tag", "u1"), ("v", "f4")]))
     records["v"] = rng.standard_normal((3, 4))
@@ -110,7 +112,7 @@ def test_elements_apart_by_no_multiple_of_their_size_are_refused_by_kernels_and_
     ],
 )
 @pytest.mark.parametrize("channels", [1, 3, 5])
-def test_an_operand_along_a_channel_axis_of_another_size_is_refused(op: str, channels: int) -> None:
+def test_channel_operand_of_wrong_size_is_refused(op: str, channels: int) -> None:
     """Sizes are known only when arrays are given; a kernel would read or write beyond the operand."""
     graph = og.parse(f"graph(x: f32[?,?,?], b: f32[?]) -> (y)\n  y = {op}")
     f = og.compile(graph)
@@ -122,7 +124,7 @@ def test_an_operand_along_a_channel_axis_of_another_size_is_refused(op: str, cha
             call({"x": np.ones((2, channels, 3), np.float32), "b": b})
 
 
-def test_a_value_may_be_broadcast_along_a_channel_axis_of_one() -> None:
+def test_channel_operand_broadcasts_along_a_channel_axis_of_size_one() -> None:
     graph = og.parse(
         "graph(x: f32[?], like: f32[?,?,?]) -> (y)\n  t = Tanh(x)\n  y = BroadcastTo(t, like, "
         'data_format="NCX", per_channel_broadcast=true)'
@@ -178,7 +180,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 # -- calling ----------------------------------------------------------------------------------------------------------
 
 
-def test_names_that_are_no_identifiers_are_bound_in_a_dict() -> None:
+def test_names_that_are_no_identifiers_are_passed_in_a_dict() -> None:
     g = og.Graph()
     x, out = g.input('a "b"\n*/', shape=(3,)), g.input("out", shape=(3,))
     g.add_op("Add", x, out, name="y; int main() {")
@@ -188,7 +190,7 @@ def test_names_that_are_no_identifiers_are_bound_in_a_dict() -> None:
     assert "main" not in "".join(f.kernels.values())
 
 
-def test_several_outputs_come_as_a_dict_in_declaration_order() -> None:
+def test_several_outputs_are_a_dict_in_declaration_order() -> None:
     g = og.Graph()
     x = g.input("x", shape=(3,))
     s = g.add_op("Sigmoid", x, name="s")
@@ -212,7 +214,7 @@ def test_several_outputs_come_as_a_dict_in_declaration_order() -> None:
         ("f16", {0.1: np.float16(0.1), True: 1}, (10**400,)),
     ],
 )
-def test_a_number_is_taken_in_the_dtype_of_its_input_or_refused(
+def test_python_numbers_are_converted_to_the_input_dtype_or_refused(
     dtype: str, taken: dict[float, object], refused: tuple[float, ...]
 ) -> None:
     """Floats are rounded; 2.7 is refused for an integer."""
@@ -224,7 +226,7 @@ def test_a_number_is_taken_in_the_dtype_of_its_input_or_refused(
             f(k=given)
 
 
-def test_a_default_that_is_an_output_does_not_change_for_further_calls() -> None:
+def test_default_returned_as_output_is_read_only() -> None:
     g = og.Graph()
     x, d = g.input("x", "f32", (3,)), g.input("d", "f32", (3,))
     g.output(g.add_op("Multiply", x, d, name="y"))
@@ -252,7 +254,7 @@ def test_bind_repeats_a_call_on_the_same_arrays(compiled: og.Executable) -> None
     np.testing.assert_array_equal(out, compiled(feeds))
 
 
-def test_donated_memory_becomes_the_output() -> None:
+def test_donated_memory_holds_the_output() -> None:
     g = og.Graph()
     x = g.input("x", shape=(1000,))
     g.add_op("Sigmoid", x)
@@ -295,7 +297,7 @@ QUESTIONS = {
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_what_asks_about_a_16_bit_value_sees_what_a_store_writes(question: str, dtype: str) -> None:
+def test_comparisons_see_16_bit_values_rounded(question: str, dtype: str) -> None:
     """Checks values beyond the range, below the smallest number, and where rounding makes two values equal."""
     kind = np.float16 if dtype == "f16" else ml_dtypes.bfloat16
     text = f"graph(x: {dtype}[7], y: {dtype}[7]) -> (h, chosen)\n  h = Multiply(x, y)\n  c: boolean[7] = {question}\n"
@@ -310,7 +312,7 @@ def test_what_asks_about_a_16_bit_value_sees_what_a_store_writes(question: str, 
     np.testing.assert_array_equal(made["chosen"], np.where(answer, x, y))
 
 
-def test_rounding_after_each_op_rounds_inside_units_too() -> None:
+def test_rounding_each_also_rounds_inside_fused_units() -> None:
     """As in eager torch: the sigmoid of a swish is rounded before the product."""
     g = og.parse("graph(x: bf16[?]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)")
     x = rng.standard_normal(1000).astype(np.float32).astype(ml_dtypes.bfloat16)
@@ -323,7 +325,7 @@ def test_rounding_after_each_op_rounds_inside_units_too() -> None:
 @pytest.mark.parametrize("data_format", ["NXC", "NCX"])
 @pytest.mark.parametrize("slope", [(3,), (4,), (1,), (3, 1), (2, 3, 4), ()], ids=str)
 @pytest.mark.parametrize("declared", [True, False], ids=["known rank", "unknown rank"])
-def test_a_slope_lies_where_its_attributes_say(
+def test_prelu_slope_axis_follows_its_attributes(
     slope: tuple[int, ...], data_format: str, per_channel: bool, declared: bool
 ) -> None:
     g = og.Graph()
@@ -338,7 +340,7 @@ def test_a_slope_lies_where_its_attributes_say(
     np.testing.assert_array_equal(og.compile(g)(feeds), exact)
 
 
-def test_a_channel_operand_next_to_a_vector_lies_along_it() -> None:
+def test_prelu_slope_of_a_vector_lies_along_the_vector() -> None:
     g = og.Graph()
     g.add_op("PReLU", g.input("x", shape=None), g.input("slope", shape=(5,)), data_format="NCX")
     f = og.compile(g)
@@ -349,7 +351,7 @@ def test_a_channel_operand_next_to_a_vector_lies_along_it() -> None:
     np.testing.assert_array_equal(f(x=x, slope=slope), np.where(x > 0, x, slope[:, None] * x))
 
 
-def test_a_typecast_rounds_where_it_stands() -> None:
+def test_typecast_inside_a_fused_loop_rounds() -> None:
     g = og.Graph()
     x = g.input("x", shape=(None,))
     half = g.add_op("TypeCast", x, dtype="bf16")
@@ -360,7 +362,7 @@ def test_a_typecast_rounds_where_it_stands() -> None:
     np.testing.assert_array_equal(f(x=x), x.astype(ml_dtypes.bfloat16).astype(np.float32))
 
 
-def test_torch_tensors_come_back_as_torch_tensors() -> None:
+def test_torch_inputs_give_torch_results() -> None:
     torch = pytest.importorskip("torch")
     g = og.Graph()
     x = g.input("x", "bf16", (None,))
@@ -388,7 +390,7 @@ def test_torch_tensors_of_8_bit_floats_are_arguments_and_results(dtype: str) -> 
     assert values.dtype is torch.float32 and values.tolist() == [1, 2, 3, 4]
 
 
-def test_a_constant_that_a_torch_caller_gets_is_its_own() -> None:
+def test_returned_constant_is_a_copy_for_torch_callers() -> None:
     torch = pytest.importorskip("torch")
     f = og.compile(og.parse("graph(x: f32[2]) -> (y, k)\n  const k: f32[2] = [1, 2]\n  y = Add(x, k)"))
     f(x=torch.zeros(2))["k"].fill_(9)
@@ -396,7 +398,7 @@ def test_a_constant_that_a_torch_caller_gets_is_its_own() -> None:
     assert made["k"].tolist() == made["y"].tolist() == [1, 2]
 
 
-def test_what_no_output_depends_on_is_not_run() -> None:
+def test_ops_without_effect_on_outputs_are_not_run() -> None:
     f = og.compile(og.parse("graph(x: f32[4]) -> (y)\n  %0 = Exp(x)\n  y = Sigmoid(x)"))
     assert len(f.partitions) == 1
 
@@ -442,7 +444,7 @@ def add() -> og.Executable:
 
 
 @pytest.mark.parametrize(("error", "call"), BAD_CALLS.values(), ids=BAD_CALLS.keys())
-def test_bad_calls_say_what_where_and_how_to_fix(
+def test_invalid_calls_raise_three_line_errors(
     add: og.Executable, error: type[Exception], call: Callable[[og.Executable], object]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -452,7 +454,7 @@ def test_bad_calls_say_what_where_and_how_to_fix(
     assert len(lines) == 3 and lines[1].startswith("  where: ") and lines[2].startswith("  fix:   ")
 
 
-def test_an_output_that_overlaps_an_input_is_refused(add: og.Executable) -> None:
+def test_output_overlapping_an_input_is_refused(add: og.Executable) -> None:
     memory = np.zeros((3, 4), F32)
     with pytest.raises(og.errors.InvalidArguments, match="overlaps"):
         add(x=memory[:2], y=np.ones((2, 4), F32), out=memory[1:])

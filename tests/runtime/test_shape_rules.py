@@ -76,7 +76,7 @@ def test_parameters_of_unknown_size_must_fit_their_op(name: str, without: str, m
 
 
 @pytest.mark.parametrize("without", ["nothing", "a compiler"])
-def test_a_sum_is_no_larger_than_what_it_adds_up(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sum_target_larger_than_its_operand_is_refused(without: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if without == "a compiler":
         monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     with warnings.catch_warnings():
@@ -128,7 +128,7 @@ TOLD = {
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("name", TOLD)
-def test_a_shape_that_comes_with_the_call_must_fit(name: str, declared: bool) -> None:
+def test_shape_operand_known_at_run_time_must_fit(name: str, declared: bool) -> None:
     inputs, arguments, shapes, fitting, others = TOLD[name]
     dims = [list(s) if declared else "[" + ",".join("?" * len(s)) + "]" for s in shapes]
     graph = og.parse(f"graph({inputs.format(*dims)}) -> (y)\n  y = {name}{arguments}")
@@ -146,7 +146,7 @@ def test_a_shape_that_comes_with_the_call_must_fit(name: str, declared: bool) ->
                 call(feeds)
 
 
-def test_a_shape_that_does_not_fit_is_refused_before_anything_is_written() -> None:
+def test_invalid_shape_is_refused_before_any_write() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         text = "graph(x: f32[2,3], s: s32[1]) -> (y, z)\n  y = Exp(x)\n  z = ReduceSum(y, s, keep_dims=true)"
@@ -158,7 +158,7 @@ def test_a_shape_that_does_not_fit_is_refused_before_anything_is_written() -> No
     assert f(x=x, s=np.array([1], np.int32))["z"].shape == (2, 1)
 
 
-def test_an_op_that_no_output_needs_refuses_no_call() -> None:
+def test_unused_op_with_invalid_shapes_refuses_no_call() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         text = "graph(x: f32[n], w: f32[8]) -> (y)\n  d = Add(x, w)\n  e = Exp(x)\n  s = MatMul(w, w)\n  y = Add(e, s)"

@@ -64,14 +64,14 @@ def test_each_stage_logs_its_value(log: Callable[[str], list[str]], no_cache: No
     assert log("run") == [f"{entry}: [64,300] -> [64,1], 1 thread, from 0 to 1"]
 
 
-def test_a_loop_that_a_schedule_rewrites_is_logged(log: Callable[[str], list[str]], no_cache: None) -> None:
+def test_rewritten_loop_of_a_schedule_is_logged(log: Callable[[str], list[str]], no_cache: None) -> None:
     og.compile(og.parse("graph(x: f32[100000,8]) -> (y)\n  y = ReduceSum(x, axes=[0])"))
     before, after = log("loop")
     assert "ReduceSum" in before and "ReduceSum" not in after
     assert after.startswith(f"loop after {SPLIT_COLUMN_SUM}\nloop(parallel *)\n  x0 = load f32\n  store f32 x0\n")
 
 
-def test_what_is_regrouped_beside_a_library_is_logged(log: Callable[[str], list[str]]) -> None:
+def test_regrouped_partitions_are_logged(log: Callable[[str], list[str]]) -> None:
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnx_ir")
     node = 'onnx_op="MatMul", onnx_domain="", onnx_opset=21'
@@ -120,7 +120,7 @@ def by_torch(f: og.Executable, feeds: dict[str, np.ndarray]) -> Any:
 
 @pytest.mark.parametrize("graph", [swish, several], ids=["one kernel", "several"])
 @pytest.mark.parametrize("call", [by_call, by_out, by_bind, by_torch])
-def test_every_way_to_call_logs_each_kernel(
+def test_every_kind_of_call_logs_each_kernel(
     log: Callable[[str], list[str]], graph: Callable[[], og.Graph], call: Callable[..., Any]
 ) -> None:
     f = og.compile(graph())
@@ -134,7 +134,7 @@ def test_every_way_to_call_logs_each_kernel(
         assert set(entries) == set(f.kernels) and (times == 1 or len(entries) % len(f.partitions) == 0)
 
 
-def test_the_threads_of_a_large_call_are_logged(log: Callable[[str], list[str]]) -> None:
+def test_threads_of_a_large_call_are_logged(log: Callable[[str], list[str]]) -> None:
     f = og.compile(swish(3000))
     (entry,) = f.kernels
     f(array(f.graph))
@@ -148,7 +148,7 @@ def test_the_threads_of_a_large_call_are_logged(log: Callable[[str], list[str]])
         assert log("run") == [f"{entry}: [3000,300] -> [3000,300], {told}"]
 
 
-def test_a_fused_function_of_torch_logs_its_calls(log: Callable[[str], list[str]]) -> None:
+def test_fused_torch_function_logs_its_calls(log: Callable[[str], list[str]]) -> None:
     torch = pytest.importorskip("torch")
     import opgraph.torch as ogt
 
@@ -169,7 +169,7 @@ def test_a_captured_model_logs_its_calls(log: Callable[[str], list[str]]) -> Non
         assert len(log("run")) == times and f"[{rows},40]" in log("run")[-1]
 
 
-def test_calls_of_threads_at_once_are_all_logged(log: Callable[[str], list[str]]) -> None:
+def test_concurrent_calls_are_all_logged(log: Callable[[str], list[str]]) -> None:
     f = og.compile(swish())
     feeds = array(f.graph)
     working = [threading.Thread(target=f, args=(feeds,)) for _ in range(8)]
@@ -180,7 +180,7 @@ def test_calls_of_threads_at_once_are_all_logged(log: Callable[[str], list[str]]
     assert len(log("run")) == 8
 
 
-def test_where_nobody_reads_the_log_a_plan_has_the_kernel_itself() -> None:
+def test_plan_holds_the_bare_kernel_without_a_log_reader() -> None:
     """A call costs the same as without a log; `test_launch` counts the functions that it enters."""
     f = og.compile(swish())
     f(array(f.graph))
@@ -209,7 +209,7 @@ def stages_of(told: str) -> set[str]:
 
 
 @pytest.mark.parametrize("chosen", [("loop",), ("partition", "run"), ("schedule", "source"), ("all",)], ids=",".join)
-def test_the_environment_variable_prints_the_stages_that_it_names(chosen: tuple[str, ...]) -> None:
+def test_opgraph_debug_prints_the_named_stages(chosen: tuple[str, ...]) -> None:
     out, told = program(OPGRAPH_DEBUG=" , ".join(chosen))
     assert out == "19200.0 True\n"
     assert stages_of(told) == {f"opgraph.{stage}" for stage in (STAGES if chosen == ("all",) else chosen)}
@@ -218,13 +218,13 @@ def test_the_environment_variable_prints_the_stages_that_it_names(chosen: tuple[
 
 
 @pytest.mark.parametrize("value", ["", None])
-def test_without_the_variable_nothing_is_printed_and_nothing_is_imported_for_it(value: str | None) -> None:
+def test_without_opgraph_debug_nothing_is_printed_or_imported(value: str | None) -> None:
     variables = {} if value is None else {"OPGRAPH_DEBUG": value}
     assert program(**variables) == ("19200.0 False\n", "")
 
 
 @pytest.mark.parametrize("value", ["1", "loop,lops", "Loop"])
-def test_a_stage_that_there_is_not_is_said_with_those_that_there_are(value: str) -> None:
+def test_unknown_stage_in_opgraph_debug_warns_with_valid_names(value: str) -> None:
     out, told = program(OPGRAPH_DEBUG=value)
     assert out.startswith("19200.0")
     name = value.rpartition(",")[2]

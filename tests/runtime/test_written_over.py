@@ -43,7 +43,7 @@ def sized(text: str, n: int, m: int) -> og.Graph:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(5, 5), (64, 64), (300, 300), (3, 40), (40, 3)], ids=str)
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_result_over_an_input_is_right_or_refused(name: str, size: tuple[int, int]) -> None:
+def test_result_over_an_input_is_right_or_refused(name: str, size: tuple[int, int]) -> None:
     """Every result over every input of the same shape: by `out=`, as one partition, and donated."""
     graph = sized(GRAPHS[name], *size)
     f = og.compile(graph)
@@ -86,7 +86,7 @@ def _listed(results: object) -> list[np.ndarray]:
     return list(results.values()) if isinstance(results, dict) else [np.asarray(results)]
 
 
-def test_an_input_that_is_an_output_too_is_not_written_over_by_another() -> None:
+def test_input_returned_as_output_is_not_overwritten() -> None:
     f = og.compile(og.parse("graph(x: f32[3]) -> (x, y)\n  y = Tanh(x)"))
     x = np.arange(3, dtype=np.float32)
     with pytest.raises(InvalidArguments, match="overlaps an input that is still read"):
@@ -96,7 +96,7 @@ def test_an_input_that_is_an_output_too_is_not_written_over_by_another() -> None
     np.testing.assert_array_equal(made["y"], np.tanh(made["x"]), strict=True)
 
 
-def test_a_result_of_another_dtype_over_an_input_is_refused() -> None:
+def test_result_of_another_dtype_over_an_input_is_refused() -> None:
     """C++ assumes that memory of two types does not alias, and may write one before it reads the other."""
     graph = og.parse(
         "graph(x: f32[64], w: f32[64]) -> (y, z)\n  y: s32[64] = TypeCast(w)\n  t = Tanh(x)\n  z = Add(t, w)"
@@ -119,7 +119,7 @@ def test_a_result_of_another_dtype_over_an_input_is_refused() -> None:
 
 
 @pytest.mark.parametrize("out", [np.float32(5), 5.0, True], ids=repr)
-def test_a_number_is_no_place_for_a_result(out: object) -> None:
+def test_python_number_as_out_is_refused(out: object) -> None:
     f = og.compile(og.parse("graph(x: f32[3,4]) -> (y)\n  y = ReduceSum(x, axes=[0, 1])"))
     x = np.ones((3, 4), np.float32)
     for call in f, f.bind:
@@ -139,7 +139,7 @@ SECOND_STEPS = {
 
 @pytest.mark.parametrize("without", ["nothing", "a compiler"])
 @pytest.mark.parametrize("name", SECOND_STEPS)
-def test_what_a_later_step_refuses_is_refused_before_the_first_writes(
+def test_errors_of_later_steps_are_raised_before_any_write(
     name: str, without: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if without == "a compiler":
@@ -163,7 +163,7 @@ def test_what_a_later_step_refuses_is_refused_before_the_first_writes(
     assert (x == 1).all()
 
 
-def test_sizes_that_a_model_states_for_another_batch_refuse_nothing() -> None:
+def test_declared_sizes_of_another_batch_are_ignored() -> None:
     """A carried node infers no shape; the model's declared shape was that of the exported batch."""
     pytest.importorskip("onnxruntime", reason="it runs the node")
     text = """graph(x: f32[n,4]) -> (y)
@@ -175,7 +175,7 @@ def test_sizes_that_a_model_states_for_another_batch_refuse_nothing() -> None:
     np.testing.assert_array_equal(f(x=x, out=np.empty(4, np.float32)), f(x=x))
 
 
-def test_names_and_tensors_that_are_none_are_told_so() -> None:
+def test_invalid_names_and_tensors_are_refused() -> None:
     graph = og.parse("graph(x: f32[3]) -> (y)\n  y = Tanh(x)")
     for call in (
         lambda: og.compile(graph, wrt=3),  # type: ignore[call-overload]
