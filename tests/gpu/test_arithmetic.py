@@ -57,7 +57,7 @@ def in_this_thread(f: Any, given: list[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
-def test_every_op_gives_what_the_cpu_gives(any_memory: Any, flush: Any, record: OpDef) -> None:
+def test_every_op_equals_the_cpu(any_memory: Any, flush: Any, record: OpDef) -> None:
     for call in calls(record):
         if record.channel_inputs or record.index_of or record.by_position:
             continue  # tested below: only positions or layouts differ, not arithmetic
@@ -84,7 +84,7 @@ PLACED = [r for r in POINTWISE if r.index_of or r.channel_inputs or r.by_positio
 
 
 @pytest.mark.parametrize("record", PLACED, ids=lambda r: r.kind)
-def test_channels_and_positions_give_what_the_cpu_gives(any_memory: Any, record: OpDef) -> None:
+def test_channel_and_position_ops_equal_the_cpu(any_memory: Any, record: OpDef) -> None:
     from opgraph.ops import samples
 
     for call in calls(record):
@@ -98,7 +98,7 @@ def test_channels_and_positions_give_what_the_cpu_gives(any_memory: Any, record:
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("record", [r for r in POINTWISE if len(r.inputs) == 1], ids=lambda r: r.kind)
-def test_unary_ops_are_as_near_the_float64_truth_as_the_cpu(any_memory: Any, record: OpDef, dtype: str) -> None:
+def test_unary_ops_are_as_accurate_as_on_the_cpu(any_memory: Any, record: OpDef, dtype: str) -> None:
     from opgraph.ops import samples
 
     if dtype not in samples.dtypes_of(record) or record.is_cast or record.index_of:
@@ -142,7 +142,7 @@ def test_approximate_functions_are_within_their_bound_over_all_values(any_memory
 
 
 @pytest.mark.parametrize("dtype", measure.NARROW)
-def test_powers_of_what_is_surely_positive_are_those_of_any_number(any_memory: Any, dtype: str) -> None:
+def test_positive_base_power_equals_general_power(any_memory: Any, dtype: str) -> None:
     """lg2(1) is 0 and ex2(0) is 1, which the form without a sign relies on at 1."""
     (chosen, plain), (x, b, d), base = approximate_cases.positive_powers(dtype)
     got, want = (
@@ -154,7 +154,7 @@ def test_powers_of_what_is_surely_positive_are_those_of_any_number(any_memory: A
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[f"{i}-{r.name}" for i, r in enumerate(RULES)])
-def test_every_rule_gives_what_the_cpu_gives(any_memory: Any, flush: Any, rule: Rule) -> None:
+def test_every_rule_equals_the_cpu(any_memory: Any, flush: Any, rule: Rule) -> None:
     graph = og.parse(rule.takes)
     rng = np.random.default_rng(0)
     feeds = {str(t.name): rng.normal(0, 2, t.shape).astype(dtypes.get(t.dtype).numpy) for t in graph.inputs}
@@ -185,7 +185,7 @@ extern "C" __global__ void inverses(float* y, float* q, const float* a) {
 """
 
 
-def test_inverses_and_quotients_without_guards_are_the_rounded_ones(cupy: Any) -> None:
+def test_unguarded_inverses_and_quotients_are_correctly_rounded(cupy: Any) -> None:
     """Checks all mantissas. One result that the PTX ISA allows would be wrong: see tests/cuda/test_exact.py."""
     kernel = cupy.RawKernel(spliced("math/exact.h") + INVERSES, "inverses", options=("-std=c++17", "-fmad=false"))
     b = (np.arange(1 << 23, dtype=np.uint32) + 0x3F800000).view(np.float32)

@@ -20,7 +20,7 @@ from opgraph.ir import dtypes
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_layout_gives_what_the_cpu_gives(memory: Any, case: Case, dtype: str) -> None:
+def test_every_layout_equals_the_cpu(memory: Any, case: Case, dtype: str) -> None:
     x, a = random(case.x, dtype), random(case.a, dtype, 1)
     host = case.views(x, a)
     graph = gated(dtype, host[0].shape, host[1].shape)
@@ -43,7 +43,7 @@ def test_narrow_types_in_packs(memory: Any, dtype: str, size: int) -> None:
     np.testing.assert_array_equal(memory.get(got), a == b)
 
 
-def test_outputs_are_written_where_they_lie_and_nowhere_else(memory: Any) -> None:
+def test_outputs_are_written_in_place_and_nothing_else(memory: Any) -> None:
     x, a = random((40, 33), "f32"), random((33,), "f32", 1)
     graph = gated("f32", (40, 33), (33,))
     f, expected = og.compile(graph, device="cuda"), og.compile(graph)(x=x, a=a)
@@ -56,7 +56,7 @@ def test_outputs_are_written_where_they_lie_and_nowhere_else(memory: Any) -> Non
         assert agree(memory.get(around), wanted)
 
 
-def test_in_place(memory: Any) -> None:
+def test_in_place_call_equals_the_cpu(memory: Any) -> None:
     x, a = random((100_001,), "bf16"), random((), "bf16", 1)
     graph = gated("bf16", (None,), ())
     given = memory.put(x)
@@ -113,7 +113,7 @@ def test_cupy_arrays_on_a_side_stream(cupy: Any) -> None:
     np.testing.assert_allclose(cupy.asnumpy(y), 3.0 / (1 + np.exp(-3.0)) + 1, rtol=1e-6)
 
 
-def test_a_partition_executes_on_the_stream_that_it_is_given(torch: Any) -> None:
+def test_partition_executes_on_the_given_stream(torch: Any) -> None:
     g = og.Graph(engine="cuda")
     x = g.input("x", dtype="f32", shape=(1 << 20,))
     y = g.add_op("Swish", x, name="y")
@@ -128,7 +128,7 @@ def test_a_partition_executes_on_the_stream_that_it_is_given(torch: Any) -> None
     np.testing.assert_allclose(out.cpu().numpy(), 2.0 / (1 + np.exp(-2.0)), rtol=1e-6)
 
 
-def test_two_threads(memory: Any) -> None:
+def test_two_threads_call_one_executable(memory: Any) -> None:
     graph = gated("f32", (None,), ())
     f, wrong = og.compile(graph, device="cuda"), []
 
@@ -201,7 +201,7 @@ def test_several_kernels_bound_together_are_captured_in_a_cuda_graph(torch: Any)
     torch.testing.assert_close(out, given * given.exp().sum(0), rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_comes_from_cupys_pool_for_torch_tensors(cupy: Any, torch: Any) -> None:
+def test_torch_calls_allocate_nothing_from_cupys_pool(cupy: Any, torch: Any) -> None:
     g = og.Graph()
     x = g.input("x", dtype="f32", shape=(None, 1000))
     g.output(g.add_op("Multiply", g.add_op("Sigmoid", x), g.constant("c", np.arange(1000, dtype=np.float32))))

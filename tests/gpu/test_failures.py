@@ -24,7 +24,7 @@ def swish(size: int | None = None, dtype: str = "f32") -> og.Graph:
     return g
 
 
-def test_torchs_memory_runs_out(torch: Any) -> None:
+def test_torch_out_of_memory_error_leaks_nothing(torch: Any) -> None:
     """torch's own exception, which programs catch, with a note from opgraph; no memory is leaked."""
     f = og.compile(swish(), device="cuda")
     small = torch.randn(1000, device="cuda")
@@ -44,7 +44,7 @@ def test_torchs_memory_runs_out(torch: Any) -> None:
     torch.testing.assert_close(f(x=small), torch.nn.functional.silu(small))
 
 
-def test_cupys_memory_runs_out(cupy: Any) -> None:
+def test_cupy_out_of_memory_error_leaks_nothing(cupy: Any) -> None:
     f = og.compile(swish(), device="cuda")
     small = cupy.ones(1000, "f4")
     f(x=small)
@@ -61,9 +61,7 @@ def test_cupys_memory_runs_out(cupy: Any) -> None:
     assert f(x=small).shape == (1000,)
 
 
-def test_a_kernel_that_does_not_compile_shows_its_log_its_line_and_its_op(
-    any_memory: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernel_compile_error_shows_log_line_and_op(any_memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """NVRTC's real log."""
     from opgraph.runtime import cuda_sources
 
@@ -93,7 +91,7 @@ def run(code: str, **environment: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_no_device_is_named(cupy: Any) -> None:
+def test_missing_device_error_names_nvidia_smi(cupy: Any) -> None:
     """The real driver, set to show no GPU."""
     told = run("import opgraph as og; og.Engine('cuda')", CUDA_VISIBLE_DEVICES="")
     assert "there is no usable GPU" in told and "check `nvidia-smi`" in told
@@ -119,7 +117,7 @@ print(float(f(x=given).sum()), flush=True)
 """
 
 
-def test_a_forked_process_is_told_so_and_its_parent_goes_on(cupy: Any) -> None:
+def test_forked_process_gets_an_error_and_its_parent_continues(cupy: Any) -> None:
     told = run(FORK)
     assert "this process was forked off" in told and told.strip().splitlines()[-1].startswith("7.31")
 
@@ -161,7 +159,7 @@ print("lost", as_they_come.gpu_is_lost())
 """
 
 
-def test_a_benchmark_and_a_worker_notice_that_the_gpu_is_lost(torch: Any) -> None:
+def test_benchmark_and_test_worker_detect_a_lost_gpu(torch: Any) -> None:
     """After an illegal access all CUDA calls of the process fail."""
     told = run(LOST.format(folder=os.path.dirname(__file__)))
     assert "the GPU is lost to this process" in told and "where: swish, bf16" in told and "lost True" in told, told
@@ -194,7 +192,7 @@ def test_threads_call_one_executable_at_once(any_memory: Any) -> None:
     assert wrong == []
 
 
-def test_sums_over_nothing_on_another_gpu(cupy: Any) -> None:
+def test_empty_sums_on_another_gpu_are_zero(cupy: Any) -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
     f = og.compile(og.parse("graph(x: f32[?,4], a: f32[4]) -> (s)\n  s = SumTo(x, a)"), device="cuda:1")
@@ -204,7 +202,7 @@ def test_sums_over_nothing_on_another_gpu(cupy: Any) -> None:
     assert cupy.asnumpy(out).tolist() == [0, 0, 0, 0] and cupy.cuda.runtime.getDevice() == 0
 
 
-def test_another_gpu_is_left_as_it_is(cupy: Any) -> None:
+def test_call_on_another_gpu_restores_the_current_one(cupy: Any) -> None:
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two GPUs")
     f = og.compile(swish(), device="cuda:1")

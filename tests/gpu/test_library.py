@@ -29,7 +29,7 @@ def graph() -> og.Graph:
     return og.parse(MLP).finalize()
 
 
-def test_arrays_of_either_library_come_back_in_it(memory: Any, graph: og.Graph, arrays: dict[str, np.ndarray]) -> None:
+def test_results_have_the_array_type_of_the_inputs(memory: Any, graph: og.Graph, arrays: dict[str, np.ndarray]) -> None:
     given = {name: memory.put(a) for name, a in arrays.items()}
     f = og.compile(graph, device="cuda")
     result, truth = f(given), og.evaluate(graph, arrays)
@@ -43,7 +43,7 @@ def test_arrays_of_either_library_come_back_in_it(memory: Any, graph: og.Graph, 
     np.testing.assert_allclose(memory.get(out["y"]), truth["y"], rtol=1e-4, atol=1e-5)
 
 
-def test_torch_runs_it_without_a_copy_to_the_host(torch: Any, graph: og.Graph, arrays: dict[str, np.ndarray]) -> None:
+def test_torch_runs_library_ops_without_a_host_copy(torch: Any, graph: og.Graph, arrays: dict[str, np.ndarray]) -> None:
     given = {name: torch.from_numpy(a).cuda() for name, a in arrays.items()}
     f = og.compile(graph, device="cuda")
     f(given)
@@ -62,7 +62,7 @@ def test_torch_runs_it_without_a_copy_to_the_host(torch: Any, graph: og.Graph, a
     np.testing.assert_allclose(result["y"].cpu().numpy(), truth["y"], rtol=1e-4, atol=1e-5)
 
 
-def test_cupys_stream_is_used_for_its_arrays(
+def test_cupy_arrays_use_cupys_current_stream(
     cupy: Any, torch: Any, graph: og.Graph, arrays: dict[str, np.ndarray]
 ) -> None:
     f = og.compile(graph, device="cuda")
@@ -76,7 +76,7 @@ def test_cupys_stream_is_used_for_its_arrays(
     np.testing.assert_allclose(cupy.asnumpy(result["y"]), expected["y"], rtol=1e-4, atol=1e-5)
 
 
-def test_bf16_arrays_of_cupy_come_back_as_bf16(cupy: Any, torch: Any, graph: og.Graph) -> None:
+def test_cupy_bf16_arrays_give_bf16_results(cupy: Any, torch: Any, graph: og.Graph) -> None:
     """Through torch: its bf16 tensors reach CuPy only by DLPack."""
     narrow = og.parse(str(graph).replace("f32", "bf16"))
     rng = np.random.default_rng(0)
@@ -91,7 +91,7 @@ def test_bf16_arrays_of_cupy_come_back_as_bf16(cupy: Any, torch: Any, graph: og.
         np.testing.assert_allclose(wide, truth[name], rtol=2.0**-6, atol=2.0**-6)
 
 
-def test_an_explicit_stream_of_cupy_warns_of_nothing(cupy: Any, torch: Any) -> None:
+def test_explicit_cupy_stream_raises_no_warning(cupy: Any, torch: Any) -> None:
     """CuPy 14 deprecates ExternalStream in favor of the stream protocol."""
     g = og.Graph(engine="cuda")
     x = g.input("x", dtype="f32", shape=(1 << 16,))
@@ -108,7 +108,7 @@ def test_an_explicit_stream_of_cupy_warns_of_nothing(cupy: Any, torch: Any) -> N
     np.testing.assert_allclose(cupy.asnumpy(out), 2.0 / (1 + np.exp(-2.0)), rtol=1e-6)
 
 
-def test_an_imported_model_stays_on_the_gpu(torch: Any) -> None:
+def test_imported_model_stays_on_the_gpu(torch: Any) -> None:
     """A copy to the host, a synchronization or another stream would break the capture."""
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(

@@ -49,7 +49,7 @@ def step(model: Any, x: Any) -> list[Any]:
     return [t.detach().clone().cpu() for t in (y, x.grad, *(p.grad for p in model.parameters()), *model.buffers())]
 
 
-def test_a_step_gives_what_eager_gives_at_any_address(network: Any, device: str) -> None:
+def test_training_step_at_any_address_agrees_with_eager(network: Any, device: str) -> None:
     exact, fused = copy.deepcopy(network).cpu().double(), ogt.fuse(copy.deepcopy(network))
     memory = torch.randn(2 * 8 * 7 * 7 + 1, device=device)
     found: list[backend.Captured] = []
@@ -60,7 +60,7 @@ def test_a_step_gives_what_eager_gives_at_any_address(network: Any, device: str)
     assert {launch.target.engine.kind for c in found if c.forward for launch in c.forward.launches} == {device}
 
 
-def test_a_step_on_a_side_stream(network: Any, device: str) -> None:
+def test_training_step_on_a_side_stream_agrees_with_eager(network: Any, device: str) -> None:
     exact, fused = copy.deepcopy(network).cpu().double(), ogt.fuse(copy.deepcopy(network))
     x = torch.randn(2, 8, 7, 7, device=device)
     if device == "cpu":
@@ -75,7 +75,7 @@ def test_a_step_on_a_side_stream(network: Any, device: str) -> None:
     assert_close_enough(found, step(network, x), step(exact, x.cpu().double()))
 
 
-def test_a_cuda_graph_of_a_forward_and_a_backward_pass(network: Any, device: str) -> None:
+def test_cuda_graph_of_forward_and_backward_agrees_with_eager(network: Any, device: str) -> None:
     network.eval()
     fused, x = ogt.fuse(copy.deepcopy(network)), torch.randn(2, 8, 7, 7, device=device, requires_grad=True)
 

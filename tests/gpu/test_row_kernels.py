@@ -55,9 +55,7 @@ def called(memory: Any, f: Any, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
-    any_memory: Any, torch: Any, length: int, dtype: str
-) -> None:
+def test_rows_of_every_length_are_as_accurate_as_torch(any_memory: Any, torch: Any, length: int, dtype: str) -> None:
     rows = max(3, min(300, 1_000_000 // length))
     x, r = samples((rows, length), dtype), samples((rows, length), dtype, seed=1)
     f = compiled(EVERYTHING, dtype)
@@ -73,9 +71,7 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
 @pytest.mark.parametrize("length", [33, 768, 1000, 4096, 8192, 40_000])
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_with_what_is_before_and_after_are_one_kernel(
-    any_memory: Any, name: str, length: int, dtype: str
-) -> None:
+def test_norms_with_neighbouring_ops_are_one_kernel(any_memory: Any, name: str, length: int, dtype: str) -> None:
     text = "graph(x: {t}[n,c], w: {t}[c], r: {t}[n,c]) -> (g, y)\n  g = GELU(x)\n  "
     text += NORMS[name] + "\n  y = Add(t, r)"
     shapes = {"x": (65, length), "w": (length,), "r": (65, length)}
@@ -92,7 +88,7 @@ def test_norms_with_what_is_before_and_after_are_one_kernel(
 @pytest.mark.parametrize(
     "shape", [(1, 40), (3000, 40), (5000, 96), (500, 1000), (300, 4096), (200, 8192), (50, 20_000)]
 )
-def test_a_norm_backward_gives_what_torch_gives(any_memory: Any, torch: Any, shape: tuple[int, int]) -> None:
+def test_norm_backward_is_as_accurate_as_torch(any_memory: Any, torch: Any, shape: tuple[int, int]) -> None:
     shapes = {"x": shape, "w": shape[1:], "b": shape[1:], "d_y": shape}
     feeds = {n: samples(s, seed=i) for i, (n, s) in enumerate(shapes.items())}
     got = called(any_memory, compiled(BACKWARD, "f32"), feeds)
@@ -106,7 +102,7 @@ def test_a_norm_backward_gives_what_torch_gives(any_memory: Any, torch: Any, sha
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_rows_and_sums(any_memory: Any, name: str) -> None:
+def test_other_row_and_sum_graphs_agree_with_the_reference(any_memory: Any, name: str) -> None:
     text, shapes = OTHERS[name]
     feeds = {n: samples(s, "f64", seed=i) for i, (n, s) in enumerate(shapes.items())}
     got = called(any_memory, compiled(text, "f64"), feeds)
@@ -115,7 +111,7 @@ def test_other_rows_and_sums(any_memory: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_rows_that_begin_anywhere_move_in_packs(any_memory: Any, name: str) -> None:
+def test_misaligned_rows_are_read_and_written_in_packs(any_memory: Any, name: str) -> None:
     text, shapes, dtype, _, _ = ODD[name]
     graph = og.parse(text.format(t=dtype)).finalize()
     feeds = odd_feeds(graph, shapes)
@@ -126,7 +122,7 @@ def test_rows_that_begin_anywhere_move_in_packs(any_memory: Any, name: str) -> N
 
 
 @pytest.mark.parametrize("name", [n for n in VIEWS if n != "backwards"])  # torch has no negative strides
-def test_views_are_read_and_written_where_they_lie(torch: Any, name: str) -> None:
+def test_views_are_read_and_written_in_place(torch: Any, name: str) -> None:
     text = "graph(x: f32[n,c]) -> (y)\n  s = SoftMax(x, axis=-1)\n  y = Multiply(s, x)"
     base, out, view = torch.randn(64, 130, device="cuda"), torch.full((64, 130), -7.0, device="cuda"), VIEWS[name]
     og.compile(og.parse(text), device="cuda")(x=view(base), out=view(out))
@@ -135,7 +131,7 @@ def test_views_are_read_and_written_where_they_lie(torch: Any, name: str) -> Non
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)  # and no other element is written
 
 
-def test_rows_of_nothing_and_nan(any_memory: Any) -> None:
+def test_empty_rows_and_rows_with_nan(any_memory: Any) -> None:
     f = compiled(ALL, "f32")
     got = {k: any_memory.get(v) for k, v in f(x=any_memory.put(np.zeros((2, 0), np.float32))).items()}
     assert got["a"].tolist() == [0, 0] and np.isnan(got["b"]).all() and got["c"].tolist() == [-np.inf] * 2

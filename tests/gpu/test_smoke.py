@@ -284,7 +284,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
-def test_smoke(device: str, check: Callable[[str], None]) -> None:
+def test_smoke_check(device: str, check: Callable[[str], None]) -> None:
     check(device)
     settle(device)
 
@@ -303,7 +303,7 @@ except cupy.cuda.runtime.CUDARuntimeError:
 }
 
 
-def test_everything_once_more_after_the_fault_of_another_process(device: str) -> None:
+def test_smoke_checks_pass_after_a_fault_in_another_process(device: str) -> None:
     """An illegal address ends its own process, with an error message, and no other."""
     command = [sys.executable, "-c", FAULTS[device]]
     done = subprocess.run(
@@ -320,7 +320,7 @@ def test_everything_once_more_after_the_fault_of_another_process(device: str) ->
 # -- CuPy --------------------------------------------------------------------------------------------------------------
 
 
-def test_explicit_streams_of_cupy(cupy: Any) -> None:
+def test_explicit_cupy_streams_order_their_work(cupy: Any) -> None:
     """A partition on an explicit stream, and a plain call on the current one, with work queued before both."""
     g = og.Graph(engine="cuda")
     x = g.input("x", dtype="f32", shape=(1 << 16,))
@@ -341,7 +341,7 @@ def test_explicit_streams_of_cupy(cupy: Any) -> None:
     np.testing.assert_allclose(cupy.asnumpy(got), 2.0 / (1 + np.exp(-2.0)) + 1, rtol=1e-6)
 
 
-def test_a_call_of_cupy_is_captured_with_its_workspace(cupy: Any) -> None:
+def test_cupy_capture_keeps_the_workspace(cupy: Any) -> None:
     """Its memory is not reused while the graph may run."""
     g = og.Graph()
     g.output(g.add_op("SumTo", g.input("x", "f32", (70_001,)), g.input("like", "f32", (1,)), name="s"))

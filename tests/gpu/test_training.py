@@ -41,7 +41,7 @@ def sums(shape: tuple[int, ...], targets: list[tuple[int, ...]], dtype: str) -> 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
 @pytest.mark.parametrize("name", SUMS)
-def test_sums_agree_with_float64_and_are_the_same_bits_every_time(any_memory: Any, name: str, dtype: str) -> None:
+def test_sums_agree_with_float64_and_repeat_their_bits(any_memory: Any, name: str, dtype: str) -> None:
     shape, targets = SUMS[name]
     g = sums(shape, targets, dtype)
     feeds = {str(t.name): random(t.shape, dtype, i) for i, t in enumerate(g.inputs)}
@@ -62,7 +62,7 @@ SWISH = "graph(x: {0}[n,c], a: {0}[c]) -> (y)\n  %0 = Multiply(a, x)\n  %1 = Sig
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16", "f64"])
-def test_vjp_gives_what_the_cpu_gives(memory: Any, dtype: str) -> None:
+def test_vjp_agrees_with_the_cpu(memory: Any, dtype: str) -> None:
     graph = og.parse(SWISH.format(dtype))
     f, host = og.compile(graph, device="cuda", wrt=["x", "a"]), og.compile(graph, wrt=["x", "a"])
     x, a, d = random((300, 96), dtype), random((96,), dtype, 1), random((300, 96), dtype, 2)
@@ -81,7 +81,7 @@ def test_vjp_gives_what_the_cpu_gives(memory: Any, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("shape", [(4096,), (33, 257), (5, 6, 7, 8)])
-def test_dropout_draws_the_bits_of_the_cpu(any_memory: Any, shape: tuple[int, ...], dtype: str) -> None:
+def test_dropout_equals_the_cpu(any_memory: Any, shape: tuple[int, ...], dtype: str) -> None:
     g = og.Graph()
     x, seed, offset = g.input("x", dtype, shape), g.input("seed", "s64", (1,)), g.input("offset", "s64", ())
     g.output(*g.add_op("Dropout", x, seed, offset, 0.4, name="y", outputs=2))
@@ -105,7 +105,7 @@ def gated(x: Any, a: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_a_fused_function_has_the_gradients_of_autograd(torch: Any, dtype: str) -> None:
+def test_fused_function_gradients_agree_with_autograd(torch: Any, dtype: str) -> None:
     import opgraph.torch as ogt
 
     kind = getattr(torch, dtype)
@@ -124,7 +124,7 @@ def test_a_fused_function_has_the_gradients_of_autograd(torch: Any, dtype: str) 
         assert error <= 4 * eps * max(1.0, right.abs().max().item()), (dtype, error)
 
 
-def test_a_fused_function_keeps_its_inputs_and_nothing_else(torch: Any) -> None:
+def test_fused_function_saves_only_its_inputs(torch: Any) -> None:
     import opgraph.torch as ogt
 
     fused = ogt.fuse(gated)
@@ -138,7 +138,7 @@ def test_a_fused_function_keeps_its_inputs_and_nothing_else(torch: Any) -> None:
     del y
 
 
-def test_second_derivatives_of_a_fused_function(torch: Any) -> None:
+def test_fused_function_passes_gradgradcheck(torch: Any) -> None:
     import opgraph.torch as ogt
 
     fused = ogt.fuse(gated)
@@ -147,7 +147,7 @@ def test_second_derivatives_of_a_fused_function(torch: Any) -> None:
     assert torch.autograd.gradcheck(fused, (x, a)) and torch.autograd.gradgradcheck(fused, (x, a))
 
 
-def test_naf1_trains_as_eager_does(torch: Any) -> None:
+def test_naf1_gradients_agree_with_eager(torch: Any) -> None:
     import opgraph.torch as ogt
     from opgraph.torch.naf1 import NAF1
 
@@ -183,7 +183,7 @@ def test_backward_runs_on_the_stream_of_its_forward(torch: Any) -> None:
     torch.testing.assert_close(x.grad.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_threads_train_one_fused_function_at_once(torch: Any) -> None:
+def test_threads_train_one_fused_function_concurrently(torch: Any) -> None:
     import opgraph.torch as ogt
 
     fused, wrong = ogt.fuse(gated), []
