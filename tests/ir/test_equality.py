@@ -29,7 +29,7 @@ RELAXED = settings(
 
 @RELAXED
 @given(graphs(), st.integers(0, 2**32))
-def test_ids_and_the_order_of_insertion_do_not_count(g: og.Graph, seed: int) -> None:
+def test_equality_ignores_ids_and_insertion_order(g: og.Graph, seed: int) -> None:
     h = renumbered(g, seed)
     assert fingerprint(h) == fingerprint(g)
     assert h == g and g == h
@@ -49,7 +49,7 @@ def copied(g: og.Graph, change: Callable[[og.Op], og.Op | None] = lambda op: Non
 @pytest.mark.slow
 @RELAXED
 @given(graphs(), st.data())
-def test_another_attribute_is_another_graph(g: og.Graph, data: st.DataObject) -> None:
+def test_changed_attribute_makes_graphs_unequal(g: og.Graph, data: st.DataObject) -> None:
     floats = [(op.id, n) for op in g.ops for n, v in op.attrs.items() if isinstance(v, float)]
     assume(floats)
     op_id, name = data.draw(st.sampled_from(floats))
@@ -69,7 +69,7 @@ def test_another_attribute_is_another_graph(g: og.Graph, data: st.DataObject) ->
 @pytest.mark.slow
 @RELAXED
 @given(graphs(), st.data())
-def test_another_wiring_is_another_graph(g: og.Graph, data: st.DataObject) -> None:
+def test_changed_wiring_makes_graphs_unequal(g: og.Graph, data: st.DataObject) -> None:
     slots = [
         (op.id, i, other)
         for op in g.ops
@@ -94,7 +94,7 @@ def test_another_wiring_is_another_graph(g: og.Graph, data: st.DataObject) -> No
 
 @RELAXED
 @given(graphs(named=True), st.data())
-def test_another_name_or_shape_of_an_input_is_another_graph(g: og.Graph, data: st.DataObject) -> None:
+def test_changed_input_name_makes_graphs_unequal(g: og.Graph, data: st.DataObject) -> None:
     assume(g.inputs)
     chosen = data.draw(st.sampled_from(g.inputs))
     renamed = og.Graph()
@@ -124,7 +124,7 @@ ONE = "graph(x: f32[2], y: f32[2]) -> (z)\n  %0 = Subtract(x, y)\n  z = Elu(%0, 
     ],
     ids=("inner name", "order of inputs", "op name"),
 )
-def test_what_does_not_count(other: str) -> None:
+def test_differences_that_equality_ignores(other: str) -> None:
     assert build(other) == build(ONE)
 
 
@@ -147,11 +147,11 @@ def test_what_does_not_count(other: str) -> None:
     ids=("attribute", "operands", "input name", "output name", "shape", "symbol", "dtype", "kind", "outputs",
          "property", "strides", "an op more"),
 )  # fmt: skip
-def test_what_counts(other: str) -> None:
+def test_differences_that_equality_sees(other: str) -> None:
     assert build(other) != build(ONE)
 
 
-def test_the_type_of_an_inner_value_counts() -> None:
+def test_inner_value_types_are_compared() -> None:
     text = "graph(x: f32[2]) -> (y)\n  %0: {} = Wildcard(x)\n  y: f32[2] = TypeCast(%0)"
     kinds = ("f16[2]", "bf16[2]", "f16[?]", "f16[2](layout=any)")
     assert all((build(text.format(a)) == build(text.format(b))) == (a == b) for a in kinds for b in kinds)
@@ -186,14 +186,14 @@ def test_attributes_compare_by_bits() -> None:
     assert build(text.format("0.0")) != build(text.format("-0.0"))
 
 
-def test_inputs_without_a_name_are_told_apart_by_their_use() -> None:
+def test_unnamed_inputs_are_distinguished_by_their_use() -> None:
     head = "graph(%0: f32[2], %1: f32[2]) -> (a, b)\n  a = Subtract(%0, %1)\n  b = Divide"
     assert build(head + "(%0, %1)") != build(head + "(%1, %0)")
     swapped = "graph(%1: f32[2], %0: f32[2]) -> (b, a)\n  b = Divide(%0, %1)\n  a = Subtract(%0, %1)"
     assert build(head + "(%0, %1)") == build(swapped)
 
 
-def test_equal_ops_are_told_apart_by_their_use() -> None:
+def test_identical_ops_are_distinguished_by_their_use() -> None:
     head = "graph(x: f32[2]) -> (a, b)\n  %0 = Abs(x)\n  %1 = Abs(x)\n"
     apart = build(head + "  a = Add(%0, %0)\n  b = Multiply(%1, %1)")
     assert apart != build(head + "  a = Add(%0, %1)\n  b = Multiply(%0, %1)")
@@ -215,7 +215,7 @@ def chain(length: int) -> og.Graph:
     return g
 
 
-def test_a_large_graph_is_built_printed_read_and_compared_in_linear_time() -> None:
+def test_build_print_parse_and_compare_are_linear_in_time() -> None:
     def round_trip(length: int) -> None:
         g = chain(length).finalize()
         assert og.parse(str(g)) == g
@@ -223,14 +223,14 @@ def test_a_large_graph_is_built_printed_read_and_compared_in_linear_time() -> No
     assert growth(lambda length: partial(round_trip, length), 1_000) < 3
 
 
-def test_refinement_ends_where_nothing_can_be_told_apart() -> None:
+def test_refinement_ends_for_indistinguishable_ops() -> None:
     g = og.Graph()
     for _ in range(300):  # equal and disconnected
         g.add_op("Abs", g._add_input(og.LogicalTensor(g._next_tensor, "f32", (2,))))
     assert renumbered(g.finalize(), 1) == g
 
 
-def test_a_mention_of_an_unfinalized_cycle_is_refused() -> None:
+def test_printing_an_unfinalized_cycle_is_refused() -> None:
     x, y = og.LogicalTensor(0, "f32", (2,)), og.LogicalTensor(1, "f32", (2,))
     g = og.Graph()
     g.add_op(og.Op(0, "Abs", [x], [y]))

@@ -23,7 +23,7 @@ def lt(id: int, dims: Any = (2, 3), dtype: str = "f32", **keywords: Any) -> og.L
 # -- composing by add_op with a kind --------------------------------------------------------------------------------
 
 
-def test_the_short_way_infers_types_and_names_op_and_output() -> None:
+def test_add_op_by_kind_infers_types_and_names() -> None:
     g = og.Graph()
     x = g.input("x", dtype="f16", shape=(None, 4096))
     y = g.add_op("Multiply", x, g.add_op("Sigmoid", x), name="y")
@@ -32,7 +32,7 @@ def test_the_short_way_infers_types_and_names_op_and_output() -> None:
     assert g.inputs == (x,) and g.outputs == (y,)
 
 
-def test_attributes_go_by_keyword_and_defaults_are_filled_in() -> None:
+def test_attributes_are_keywords_and_defaults_are_filled_in() -> None:
     g = og.Graph()
     x = g.input("x", shape=(2,))
     g.add_op("Clamp", x, min=0.0, max=6)
@@ -40,7 +40,7 @@ def test_attributes_go_by_keyword_and_defaults_are_filled_in() -> None:
     assert g.ops[0].attrs == {"min": 0.0, "max": 6.0} and g.ops[1].attrs["mode"] == "gelu_erf"
 
 
-def test_several_outputs_come_as_a_tuple() -> None:
+def test_several_outputs_are_a_tuple() -> None:
     g = og.Graph()
     outs = g.add_op("Wildcard", g.input("x"), outputs=3, dtype="f32", name="w")
     assert [t.name for t in outs] == ["w", None, None] and len({t.id for t in outs}) == 3
@@ -53,21 +53,21 @@ def test_float_attributes_are_f32() -> None:
     assert g.ops[0].attrs["alpha"] == float(np.float32(0.1))
 
 
-def test_a_whole_number_beyond_every_float_is_an_infinite_attribute() -> None:
+def test_integer_attribute_beyond_f32_becomes_infinite() -> None:
     for sign in (1, -1):
         g = og.Graph()
         g.add_op("Elu", g.input("x"), alpha=sign * 10**400)
         assert g.ops[0].attr("alpha") == sign * float("inf")
 
 
-def test_an_array_without_axes_is_no_list() -> None:
+def test_zero_dimensional_array_is_refused_as_a_list_attribute() -> None:
     g = og.Graph()
     with pytest.raises(InvalidGraphOp, match="axes=array\\(0\\) is not s64"):
         g.add_op("ReduceSum", g.input("x", shape=(2, 3)), axes=np.array(0))
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), np.float64(0.5), np.int64(1), np.array(0.5), 1, True], ids=repr)
-def test_numbers_of_numpy_are_attributes_too(value: Any) -> None:
+def test_numpy_scalars_are_valid_attributes(value: Any) -> None:
     g = og.Graph()
     if value is True or isinstance(value, np.ndarray):
         with pytest.raises(InvalidGraphOp, match="is not f32"):
@@ -90,7 +90,7 @@ def test_an_s64_attribute_is_an_int_of_64_bits(value: Any) -> None:
     [None, {}, [1, 2.0], [1, True], [[1]], b"a", 2**63, 1j, np.zeros((2, 2)), [None], object()],
     ids=lambda v: type(v).__name__,
 )
-def test_a_wildcard_refuses_what_is_no_attribute(value: Any) -> None:
+def test_wildcard_refuses_invalid_attributes(value: Any) -> None:
     g = og.Graph()
     with pytest.raises(InvalidGraphOp, match="attribute"):
         g.add_op("Wildcard", g.input("x"), a=value)
@@ -105,7 +105,7 @@ def test_a_wildcard_keeps_every_type_of_attribute() -> None:
 # -- composing as in oneDNN -----------------------------------------------------------------------------------------
 
 
-def test_an_op_is_copied_and_may_be_changed_before_and_after() -> None:
+def test_graph_copies_added_ops() -> None:
     op = og.Op(5, "Elu", inputs=[lt(0)], outputs=[lt(1)], name="act").set_attr("alpha", 1.0)
     g = og.Graph()
     assert g.add_op(op) is None
@@ -131,14 +131,14 @@ def test_an_op_of_a_graph_cannot_be_changed() -> None:
     assert g.ops[0].attrs == {}
 
 
-def test_ops_and_tensors_have_ids_of_their_own() -> None:
+def test_ops_and_tensors_have_separate_ids() -> None:
     g = og.Graph()
     g.add_op(og.Op(0, "Abs", [lt(0)], [lt(1)]))
     g.add_op(og.Op(1, "Abs", [lt(1)], [lt(2)]))
     assert len(g.finalize()) == 2
 
 
-def test_ops_connect_by_tensor_id_in_any_order_and_come_out_sorted() -> None:
+def test_ops_added_in_any_order_connect_by_id_and_are_sorted() -> None:
     g = og.Graph()
     g.add_op(og.Op(1, "Exp", [lt(1)], [lt(2, name="y")]))
     g.add_op(og.Op(0, "Abs", [lt(0, name="x")], [lt(1)]))
@@ -156,7 +156,7 @@ def test_unknown_shapes_are_inferred_by_finalize() -> None:
     assert g.tensor(1).dims == g.tensor(2).dims == g.ops[1].outputs[0].dims == (2, 3)
 
 
-def test_one_mention_may_have_the_name() -> None:
+def test_name_may_be_given_in_one_mention_of_a_tensor() -> None:
     g = og.Graph()
     g.add_op(og.Op(0, "Abs", [lt(0, None)], [lt(1, None)]))
     g.add_op(og.Op(1, "Abs", [lt(1, None, name="inner")], [lt(2, None)]))
@@ -165,7 +165,7 @@ def test_one_mention_may_have_the_name() -> None:
     assert g.inputs[0].name == "x" and g.ops[0].outputs[0].name == "inner"
 
 
-def test_both_ways_on_one_graph() -> None:
+def test_both_forms_of_add_op_work_on_one_graph() -> None:
     g = og.Graph()
     x = g.input("x", shape=(2, 3))
     g.add_op(og.Op(7, "Abs", [x], [lt(40)]))
@@ -173,14 +173,14 @@ def test_both_ways_on_one_graph() -> None:
     assert y.id == 41 and g.ops[-1].id == 8 and g.finalize().inputs == (x,)
 
 
-def test_a_tensor_of_unknown_id_is_an_input_and_new_ids_stay_clear_of_it() -> None:
+def test_tensor_of_unknown_id_becomes_an_input() -> None:
     g = og.Graph()
     y = g.add_op("Abs", lt(0, name="x"))
     assert y.id == 1 and [t.name for t in g.finalize().inputs] == ["x"]
 
 
 @pytest.mark.parametrize("kind", [None, 3, ["Abs"], b"Abs"], ids=repr)
-def test_a_kind_is_a_text(kind: Any) -> None:
+def test_op_kind_must_be_a_string(kind: Any) -> None:
     g = og.Graph()
     with pytest.raises(OpGraphError):
         g.add_op(kind, g.input("x"))
@@ -202,13 +202,13 @@ def test_op_arguments_are_checked() -> None:
 
 
 @pytest.mark.parametrize("count", [3, 10**30])
-def test_more_outputs_than_an_op_has_are_refused_before_they_are_made(count: int) -> None:
+def test_too_many_outputs_are_refused_before_creation(count: int) -> None:
     g = og.Graph()
     with pytest.raises(InvalidGraphOp, match="takes 1 outputs"):
         g.add_op("Abs", g.input("x"), outputs=count)
 
 
-def test_an_engine_stands_for_its_kind() -> None:
+def test_graph_accepts_an_engine_for_its_kind() -> None:
     assert og.Graph(og.Engine("cpu")).engine == "cpu" and og.Graph(og.Engine("cpu")) == og.Graph()
     for wrong in (None, [], "gpu", og.Stream(og.Engine())):
         with pytest.raises(InvalidArguments, match="unknown engine kind"):
@@ -216,7 +216,7 @@ def test_an_engine_stands_for_its_kind() -> None:
 
 
 @pytest.mark.parametrize("name", [[], 3, None])
-def test_the_name_of_an_attribute_is_a_text(name: Any) -> None:
+def test_attribute_name_must_be_a_string(name: Any) -> None:
     op = og.Op(0, "Elu", [lt(0)], [lt(1)])
     with pytest.raises(InvalidArguments, match="is no name of an attribute"):
         op.set_attr(name, 1.0)
@@ -229,7 +229,7 @@ def test_the_name_of_an_attribute_is_a_text(name: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_a_number_takes_the_dtype_that_it_meets_and_is_rounded_once(dtype: str) -> None:
+def test_number_takes_its_operands_dtype_and_is_rounded_once(dtype: str) -> None:
     g = og.Graph()
     value = 1 + 2**-8 + 2**-11 + 2**-24 + 2**-40
     g.add_op("Add", g.input("x", dtype), g.constant("a", value))
@@ -240,14 +240,14 @@ def test_a_number_takes_the_dtype_that_it_meets_and_is_rounded_once(dtype: str) 
     assert min(around, key=lambda v: abs(v - value)) == around[1]
 
 
-def test_bf16_is_rounded_once_and_not_by_way_of_f32() -> None:
+def test_bf16_constants_are_not_rounded_through_f32() -> None:
     g = og.Graph()
     g.add_op("Add", g.input("x", "bf16"), 1 + 2**-8 + 2**-40)  # just above the middle of two bf16 numbers
     assert float(g.constants[0].data[()]) == 1 + 2**-7  # type: ignore[index]
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("s8", 127), ("u8", 255), ("s64", 2**63 - 1), ("s32", -5.0)])
-def test_a_whole_number_meets_integers(dtype: str, value: float) -> None:
+def test_whole_number_takes_an_integer_operands_dtype(dtype: str, value: float) -> None:
     g = og.Graph()
     g.add_op("Add", g.input("x", dtype), value)
     assert g.constants[0].data == value
@@ -258,21 +258,21 @@ def test_a_whole_number_meets_integers(dtype: str, value: float) -> None:
     [("s8", 128), ("u8", -1), ("s32", 0.5), ("s64", 2**63), ("s64", math.nan), ("s32", math.inf), ("s64", 10**400)],
     ids=lambda v: str(v)[:8],
 )
-def test_a_number_that_integers_do_not_hold_is_refused(dtype: str, value: float) -> None:
+def test_number_outside_the_integer_dtype_is_refused(dtype: str, value: float) -> None:
     g = og.Graph()
     x = g.input("x", dtype)
     with pytest.raises(InvalidDataType, match=f"is no {dtype}"):
         g.add_op("Add", x, value)
 
 
-def test_too_large_a_number_is_infinite() -> None:
+def test_too_large_number_becomes_infinite() -> None:
     g = og.Graph()
     g.add_op("Add", g.input("x", "f16"), 1e6)
     g.add_op("Add", g.input("y", "f64"), 10**400)
     assert [float(c.data[()]) for c in g.constants] == [math.inf, math.inf]  # type: ignore[index]
 
 
-def test_a_constant_that_meets_two_dtypes_is_refused() -> None:
+def test_constant_used_with_two_dtypes_is_refused() -> None:
     g = og.Graph()
     a = g.constant("a", 1.5)
     g.add_op("Add", g.input("x", "f32"), a)
@@ -281,26 +281,26 @@ def test_a_constant_that_meets_two_dtypes_is_refused() -> None:
         g.add_op("Add", g.input("y", "f16"), a)
 
 
-def test_a_constant_between_two_dtypes_of_one_op_meets_f32_or_is_refused() -> None:
+def test_constant_in_select_takes_the_value_dtype() -> None:
     g = og.Graph()
     g.add_op("Select", g.input("c", "boolean"), g.input("x", "f16"), 0.5)
     assert g.constants[0].dtype == "f16"
 
 
-def test_a_number_that_meets_nothing_is_f32() -> None:
+def test_number_without_typed_operands_is_f32() -> None:
     g = og.Graph()
     g.output(g.constant("c", 1.5))
     g.add_op("Wildcard", 2.5)
     assert [t.dtype for t in g.finalize().constants] == ["f32", "f32"]
 
 
-def test_a_number_next_to_an_opaque_op_takes_the_dtype_of_its_neighbours() -> None:
+def test_number_in_a_wildcard_takes_its_neighbours_dtype() -> None:
     g = og.Graph()
     g.add_op("Wildcard", g.input("x", "bf16"), 2.5)
     assert g.constants[0].dtype == "bf16"
 
 
-def test_a_constant_is_no_op_and_no_partition() -> None:
+def test_constants_are_neither_ops_nor_partitions() -> None:
     g = og.Graph()
     y = g.add_op("Add", g.input("x", shape=(3,)), g.constant("c", np.ones(3, np.float32)), name="y")
     assert len(g) == 1 and g.outputs == (y,) and [t.name for t in g.inputs] == ["x"]
@@ -324,7 +324,7 @@ def test_an_array_keeps_its_dtype_and_is_copied_if_writable() -> None:
      ([None], "f32"), (1j, "f32")],
     ids=str,
 )  # fmt: skip
-def test_values_that_are_none_of_the_stated_dtype_are_refused(value: Any, dtype: str) -> None:
+def test_values_outside_the_stated_dtype_are_refused(value: Any, dtype: str) -> None:
     g = og.Graph()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -337,7 +337,7 @@ def test_values_that_are_none_of_the_stated_dtype_are_refused(value: Any, dtype:
     "value", [np.zeros(2, ">f4"), np.zeros(2, complex), np.zeros(2, np.uint16), "text", None, [[1], [1, 2]], object()],
     ids=lambda v: str(v)[:12],
 )  # fmt: skip
-def test_what_is_no_array_of_a_known_dtype_is_refused(value: Any) -> None:
+def test_constants_of_unknown_dtype_are_refused(value: Any) -> None:
     g = og.Graph()
     with pytest.raises((InvalidDataType, InvalidArguments)):
         g.constant("c", value)
@@ -361,14 +361,14 @@ def test_inputs_and_outputs_keep_the_order_of_declaration() -> None:
     assert z in g.outputs
 
 
-def test_an_input_that_nothing_reads_stays_an_input_and_is_no_output() -> None:
+def test_unread_input_stays_an_input() -> None:
     g = og.Graph()
     g.input("unused")
     g.add_op("Abs", g.input("x"), name="y")
     assert [t.name for t in g.finalize().inputs] == ["unused", "x"] and [t.name for t in g.outputs] == ["y"]
 
 
-def test_outputs_add_up_and_set_outputs_replaces_them() -> None:
+def test_output_appends_and_set_outputs_replaces() -> None:
     g = og.Graph()
     x = g.input("x")
     y = g.add_op("Abs", x, name="y")
@@ -398,7 +398,7 @@ def test_an_output_may_be_named_by_its_id_alone() -> None:
     assert [t.id for t in g.finalize().outputs] == [1, 0, 2]
 
 
-def test_an_output_gets_no_name_where_it_is_marked() -> None:
+def test_marking_an_output_does_not_rename_it() -> None:
     g = og.Graph()
     y = g.add_op("Abs", g.input("x"))
     for mark in (g.output, lambda t: g.set_outputs([t])):
@@ -407,7 +407,7 @@ def test_an_output_gets_no_name_where_it_is_marked() -> None:
     assert [t.name for t in g.outputs] == [None]
 
 
-def test_inputs_and_constants_may_be_outputs_and_twice_is_once() -> None:
+def test_inputs_and_constants_may_be_outputs_without_duplicates() -> None:
     g = og.Graph()
     x, c = g.input("x"), g.constant("c", 1.0, "f32")
     g.output(x, c, x)
@@ -470,7 +470,7 @@ FAILURES: list[tuple[str, type[OpGraphError], Callable[[og.Graph], object]]] = [
 
 
 @pytest.mark.parametrize(("error", "call"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES])
-def test_a_failure_leaves_the_graph_as_it_was(error: type[OpGraphError], call: Callable[[og.Graph], object]) -> None:
+def test_failed_call_leaves_the_graph_unchanged(error: type[OpGraphError], call: Callable[[og.Graph], object]) -> None:
     g = base()
     before = (str(g), g.inputs, g.outputs, g.constants, g.ops, g._next_tensor, g._next_op)
     with pytest.raises(error):
@@ -526,11 +526,11 @@ def test_a_failed_finalize_leaves_the_graph_open(error: type[OpGraphError], make
     g.add_op("Abs", g.input("still open"))
 
 
-def test_equal_mentions_agree_however_the_strides_are_written() -> None:
+def test_explicit_row_major_strides_match_omitted_strides() -> None:
     assert two_mentions(lt(0), lt(0, strides=(3, 1))).finalize().is_finalized
 
 
-def test_a_name_that_a_value_without_one_goes_by_is_refused_as_well() -> None:
+def test_name_equal_to_an_automatic_name_is_refused() -> None:
     g = og.Graph()
     x = g.input("x", shape=(2,))
     y = g.add_op("Exp", x)
@@ -543,7 +543,7 @@ def test_a_name_that_a_value_without_one_goes_by_is_refused_as_well() -> None:
         g.finalize()
 
 
-def test_a_graph_is_finalized_once_everything_else_is_there() -> None:
+def test_finalized_flag_is_set_after_all_tables() -> None:
     class Watched(og.Graph):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "_order" and value is not None:  # from here on other threads treat it as finalized
@@ -558,7 +558,7 @@ def test_a_graph_is_finalized_once_everything_else_is_there() -> None:
     assert seen == [((1,), x.dims, list(g.ops))]
 
 
-def test_two_outputs_of_one_name_are_refused() -> None:
+def test_two_outputs_with_one_name_are_refused() -> None:
     g = og.Graph()
     x = g.input("x")
     g.add_op("Abs", x, name="y")
@@ -567,7 +567,7 @@ def test_two_outputs_of_one_name_are_refused() -> None:
         g.finalize()
 
 
-def test_a_deep_graph_needs_no_recursion() -> None:
+def test_deep_graph_does_not_overflow_the_stack() -> None:
     g = og.Graph()
     y = g.input("x", shape=(2,))
     for _ in range(20_000):
@@ -577,7 +577,7 @@ def test_a_deep_graph_needs_no_recursion() -> None:
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint64, np.int32, np.uint32])
 @pytest.mark.parametrize("dtype", ["bf16", "f8_e5m2"])
-def test_whole_numbers_are_rounded_once(kind: Any, dtype: str) -> None:
+def test_large_integers_are_rounded_once(kind: Any, dtype: str) -> None:
     # Halfway between two numbers of the dtype, one more and one less; by way of a float all three would be halfway.
     bits = {"bf16": 8, "f8_e5m2": 3}[dtype]
     places = range(1, min(np.iinfo(kind).bits - bits, 62 - bits) if dtype == "bf16" else 13)

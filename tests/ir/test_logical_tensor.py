@@ -16,7 +16,7 @@ from opgraph.ir import dtypes
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 3, 4), (2, 3, 4, 5)])
-def test_getters_give_what_was_given(shape: tuple[int, ...]) -> None:
+def test_getters_return_the_given_values(shape: tuple[int, ...]) -> None:
     t = og.LogicalTensor(7, "f16", shape, layout="strided", property="constant", name="n")
     assert (t.id, t.dtype, t.dims, t.layout, t.property, t.name) == (7, "f16", shape, "strided", "constant", "n")
     assert (t.get_dims(), t.shape, t.ndim, t.has_known_shape) == (shape, shape, len(shape), True)
@@ -49,17 +49,17 @@ def test_given_strides_are_kept() -> None:
     ],
     ids=lambda v: repr(v),
 )
-def test_what_is_not_known_cannot_be_got(tensor: og.LogicalTensor, call: str) -> None:
+def test_unknown_fields_raise_when_queried(tensor: og.LogicalTensor, call: str) -> None:
     with pytest.raises(InvalidArguments):
         getattr(tensor, call)()
 
 
-def test_unknown_dimensions_can_be_got() -> None:
+def test_unknown_dimensions_are_returned_as_none_or_symbols() -> None:
     assert og.LogicalTensor(0, "f32", (None, "seq + 1", 4)).get_dims() == (None, "seq + 1", 4)
     assert og.LogicalTensor(0, "f32", None).ndim is None
 
 
-def test_a_copy_keeps_the_id_and_checks_the_change() -> None:
+def test_copy_keeps_the_id_and_validates_changes() -> None:
     t = og.LogicalTensor(3, "f32", (2,), name="x")
     assert t.with_(dims=(4,)) == og.LogicalTensor(3, "f32", (4,), name="x")
     with pytest.raises(InvalidArguments):
@@ -68,7 +68,7 @@ def test_a_copy_keeps_the_id_and_checks_the_change() -> None:
         t.with_(colour="red")
 
 
-def test_a_tensor_cannot_be_changed() -> None:
+def test_logical_tensor_is_immutable() -> None:
     with pytest.raises(AttributeError):
         og.LogicalTensor(0, "f32", ()).dtype = "f16"  # type: ignore[misc]
 
@@ -99,7 +99,7 @@ def test_mem_size_of_strided_tensors_is_their_span() -> None:
     ],
     ids=repr,
 )
-def test_mem_size_of_what_is_not_known_is_an_error(tensor: og.LogicalTensor) -> None:
+def test_mem_size_of_unknown_shape_raises(tensor: og.LogicalTensor) -> None:
     with pytest.raises(InvalidArguments):
         _ = tensor.mem_size
 
@@ -107,7 +107,7 @@ def test_mem_size_of_what_is_not_known_is_an_error(tensor: og.LogicalTensor) -> 
 # -- equality -----------------------------------------------------------------------------------------------------
 
 
-def test_equal_fields_are_equal_and_the_name_does_not_count_in_is_equal() -> None:
+def test_is_equal_compares_fields_and_ignores_the_name() -> None:
     a, b = og.LogicalTensor(0, "f32", (2, 3), name="a"), og.LogicalTensor(0, "f32", [2, 3], name="b")
     assert a.is_equal(b) and a != b and a == a.with_() and hash(a) == hash(a.with_())
 
@@ -124,7 +124,7 @@ def test_row_major_strides_equal_strides_left_out() -> None:
     ],
     ids=lambda c: next(iter(c)),
 )  # fmt: skip
-def test_one_different_field_is_not_equal(change: dict[str, Any]) -> None:
+def test_one_different_field_makes_tensors_unequal(change: dict[str, Any]) -> None:
     t = og.LogicalTensor(0, "f32", (2, 3))
     assert not t.is_equal(t.with_(**change)) and t != t.with_(**change)
 
@@ -159,25 +159,25 @@ def test_a_host_scalar_of_another_dtype_is_refused(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dims", [[2, 3], np.array([2, 3]), (np.int64(2), np.uint8(3)), iter((2, 3)), range(2, 4)])
-def test_dims_of_any_sequence_of_integers_are_taken(dims: Any) -> None:
+def test_dims_accept_any_sequence_of_integers(dims: Any) -> None:
     t = og.LogicalTensor(np.int64(5), "f32", dims)  # type: ignore[arg-type]
     assert t.dims == (2, 3) and all(type(d) is int for d in t.dims) and type(t.id) is int
 
 
 @pytest.mark.parametrize("dims", [(-1,), (2.0,), (True,), ("",), ((2,),), 4, "ab", b"ab", (b"n",)], ids=repr)
-def test_dims_that_are_no_sizes_are_refused(dims: Any) -> None:
+def test_invalid_dims_are_refused(dims: Any) -> None:
     with pytest.raises(InvalidArguments):
         og.LogicalTensor(0, "f32", dims)
 
 
 @pytest.mark.parametrize("id", [-1, 1.0, True, "0", None], ids=repr)
-def test_an_id_is_a_non_negative_integer(id: Any) -> None:
+def test_id_must_be_a_non_negative_integer(id: Any) -> None:
     with pytest.raises(InvalidArguments, match="id"):
         og.LogicalTensor(id, "f32", ())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "", None, np.float32, ["f32"]], ids=repr)
-def test_a_dtype_is_one_of_the_names(dtype: Any) -> None:
+def test_unknown_dtype_is_refused(dtype: Any) -> None:
     with pytest.raises(InvalidDataType, match="unknown dtype"):
         og.LogicalTensor(0, dtype, ())
 
@@ -190,7 +190,7 @@ def test_a_dtype_is_one_of_the_names(dtype: Any) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(keywords: dict[str, Any]) -> None:
+def test_inconsistent_fields_are_refused(keywords: dict[str, Any]) -> None:
     with pytest.raises(InvalidArguments):
         og.LogicalTensor(0, "f32", (2, 3), **keywords)
 
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused(keywords: dict[str, Any]) -> None:
 # -- data ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_with_data_is_a_constant_of_its_own() -> None:
+def test_tensor_with_data_is_a_read_only_constant() -> None:
     array = np.arange(3, dtype=np.float32)
     t = og.LogicalTensor(0, "f32", (3,), data=array)
     array[0] = 9
@@ -207,7 +207,7 @@ def test_a_tensor_with_data_is_a_constant_of_its_own() -> None:
         t.data[0] = 1
 
 
-def test_a_read_only_view_of_what_somebody_writes_to_is_copied() -> None:
+def test_read_only_view_of_writable_array_is_copied() -> None:
     array = np.arange(3, dtype=np.float32)
     for view in (np.broadcast_to(array, (2, 3)), np.broadcast_to(array, (2, 3))[1:, ::-1]):
         t = og.LogicalTensor(0, "f32", view.shape, data=view)
@@ -217,7 +217,7 @@ def test_a_read_only_view_of_what_somebody_writes_to_is_copied() -> None:
 
 
 @pytest.mark.parametrize("how", ["bytearray", "memoryview", "array interface", "torch"])
-def test_a_read_only_array_on_a_buffer_that_somebody_writes_to_is_copied(how: str) -> None:
+def test_read_only_array_over_writable_buffer_is_copied(how: str) -> None:
     memory = bytearray(np.float32([1, 2]).tobytes())
     if how == "torch":
         torch = pytest.importorskip("torch")
@@ -248,7 +248,7 @@ def test_read_only_data_are_not_copied() -> None:
     assert og.LogicalTensor(0, "f32", (3,), data=array).data is array
 
 
-def test_neither_are_bytes_nor_a_file_that_is_mapped_to_be_read(tmp_path: Path) -> None:
+def test_bytes_and_read_only_mmaps_are_not_copied(tmp_path: Path) -> None:
     content = np.arange(3, dtype=np.float32).tobytes()
     (tmp_path / "data").write_bytes(content)
     with (tmp_path / "data").open("rb") as file:
@@ -270,7 +270,7 @@ def test_neither_are_bytes_nor_a_file_that_is_mapped_to_be_read(tmp_path: Path) 
     ],
     ids=lambda v: str(v)[:12],
 )
-def test_data_of_another_dtype_or_shape_are_refused(dtype: str, dims: Any, data: Any) -> None:
+def test_data_of_another_dtype_or_shape_is_refused(dtype: str, dims: Any, data: Any) -> None:
     with pytest.raises((InvalidDataType, InvalidArguments)) as caught:
         og.LogicalTensor(0, dtype, dims, data=data)
     assert isinstance(caught.value, OpGraphError)
@@ -286,6 +286,6 @@ def test_data_compare_by_bits() -> None:
 
 
 @pytest.mark.parametrize("strides", [3, 2.5, "21", {3, 1}, object()])
-def test_strides_are_a_tuple_of_counts(strides: Any) -> None:
+def test_invalid_strides_are_refused(strides: Any) -> None:
     with pytest.raises(InvalidArguments, match="are no element counts"):
         og.LogicalTensor(0, "f32", (2, 3), strides=strides)

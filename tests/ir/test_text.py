@@ -54,12 +54,12 @@ def test_a_graph_reads_back_equal(g: og.Graph) -> None:
 
 @RELAXED
 @given(graphs())
-def test_the_text_of_what_was_read_is_a_fixed_point(g: og.Graph) -> None:
+def test_printing_a_parsed_graph_is_a_fixed_point(g: og.Graph) -> None:
     h = read_back(g)
     assert str(read_back(h)) == str(h)
 
 
-def test_the_form_is_what_the_readme_shows() -> None:
+def test_text_form_equals_the_readme_example() -> None:
     g = og.Graph()
     x = g.input("x", shape=(None, 4096))
     g.add_op("Multiply", x, g.add_op("Sigmoid", g.add_op("Multiply", x, g.constant("a", 1.5)), name="act"), name="y")
@@ -103,7 +103,7 @@ def test_every_bit_pattern_of_a_constant_reads_back(dtype: str) -> None:
         assert og.parse(str(g.finalize())) == g
 
 
-def test_the_shortest_digits_of_f32_are_not_rounded_twice() -> None:
+def test_shortest_f32_digits_read_back_exactly() -> None:
     # 1 + 2**-24 is the middle of two f32 numbers: digits just above it, read as f64, may round to it.
     values = [np.float32(v) for v in (0.1, 16777216.0, 1e-45, 3.4028235e38, 7.038531e-26)]
     values += [np.float32(math.ldexp(8388609 + 2 * i, e)) for i in range(200) for e in range(-149, 104, 23)]
@@ -126,7 +126,7 @@ def test_attributes_of_every_type_read_back() -> None:
     assert repr(h.ops[0].attrs) == repr(g.ops[0].attrs)
 
 
-def test_a_default_attribute_is_left_out_and_its_negative_zero_is_not() -> None:
+def test_default_attributes_are_omitted_except_negative_zero() -> None:
     g = og.Graph()
     x = g.input("x", shape=(2,))
     g.add_op("Swish", x, alpha=1.0, name="a")
@@ -137,7 +137,7 @@ def test_a_default_attribute_is_left_out_and_its_negative_zero_is_not() -> None:
     assert "bias" not in str(plus) and minus != plus
 
 
-def test_a_nameless_number_is_printed_where_it_is_read_once_and_declared_where_it_is_shared() -> None:
+def test_unnamed_number_is_printed_inline_or_declared_if_shared() -> None:
     g = og.Graph()
     x, c = g.input("x", shape=(2,)), g.constant("", 0.5)
     g.add_op("Add", x, 1.5, name="a")
@@ -180,21 +180,21 @@ def test_layout_property_and_strides_of_a_constant_are_kept(form: dict[str, Any]
     assert read_back(g.finalize()) == g
 
 
-def test_a_value_without_a_name_is_not_called_like_another_one() -> None:
+def test_generated_names_do_not_collide() -> None:
     text = "graph(x: f32[2], t0: f32[2]) -> (%0, t1, t2)\n  %0 = Sin(x)\n  t1 = Sin(%0)\n  t2 = Exp(t0)"
     read = og.parse(text)
     assert len(og.evaluate(read, x=np.ones(2, np.float32), t0=np.ones(2, np.float32))) == 3
     assert read_back(read) == read
 
 
-def test_an_input_and_an_output_of_one_name_keep_it() -> None:
+def test_input_and_output_may_share_a_name() -> None:
     g = og.Graph()
     g.add_op("Abs", g.input("x", shape=(2,)), name="x")
     h = og.parse(str(g.finalize()))
     assert h == g and h.inputs[0].name == h.outputs[0].name == "x"
 
 
-def test_several_outputs_unknown_rank_and_end() -> None:
+def test_several_outputs_unknown_rank_and_end_read_back() -> None:
     g = og.Graph()
     x = g.input("x", shape=None)
     a, b = g.add_op("Wildcard", x, outputs=2, name="a")
@@ -205,7 +205,7 @@ def test_several_outputs_unknown_rank_and_end() -> None:
     assert og.parse(str(g)) == g
 
 
-def test_a_large_constant_prints_as_its_hash_and_is_asked_for() -> None:
+def test_large_constant_prints_as_hash_and_needs_its_data() -> None:
     g = og.Graph()
     big = np.arange(65, dtype=np.float32)
     g.add_op("Add", g.input("x", shape=(65,)), g.constant("w", big))
@@ -283,19 +283,19 @@ HEAD = "graph(x: f32[2]) -> (y)\n"
         ("(" * 100_000, ModelError, "line 1"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_by_line(text: str, error: type[OpGraphError], message: str) -> None:
+def test_unreadable_text_is_refused_with_its_line(text: str, error: type[OpGraphError], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
         og.parse(text)
     assert caught.value.fix
 
 
 @pytest.mark.parametrize("text", [None, b"graph() -> ()", 3])
-def test_only_text_is_parsed(text: Any) -> None:
+def test_parse_refuses_values_that_are_no_string(text: Any) -> None:
     with pytest.raises(InvalidArguments, match="got "):
         og.parse(text)
 
 
-def test_every_truncation_of_a_text_is_read_or_refused() -> None:
+def test_truncated_text_is_parsed_or_refused() -> None:
     g = og.Graph()
     x = g.input('x"', shape=(None, "seq + 1"))
     g.add_op("Elu", g.add_op("Add", x, g.constant("c", [[1.5]], "f32")), alpha=0.5, name="y")
@@ -307,7 +307,7 @@ def test_every_truncation_of_a_text_is_read_or_refused() -> None:
             assert len(str(error).splitlines()) == 3
 
 
-def test_the_example_of_the_page_is_read_and_printed_back() -> None:
+def test_example_in_specs_text_reads_back() -> None:
     page = (Path(__file__).parents[2] / "specs" / "text.md").read_text(encoding="utf-8")
     example = page.split("```text\n")[1].split("```")[0]
     graph = og.parse(example)

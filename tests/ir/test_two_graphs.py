@@ -65,7 +65,7 @@ SOURCES: dict[str, Callable[[], og.Graph]] = {
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_tensors_of_another_graph_are_refused_and_both_graphs_named(source: str) -> None:
+def test_tensor_of_another_graph_is_refused_naming_both_graphs(source: str) -> None:
     other, g = SOURCES[source](), composed("z")
     text = str(g)
     for tensor in (*other.inputs, *(t for op in other.ops for t in op.outputs), *other.constants):
@@ -83,14 +83,14 @@ def test_tensors_of_another_graph_are_refused_and_both_graphs_named(source: str)
     assert str(g) == text
 
 
-def test_a_tensor_of_an_id_that_this_graph_does_not_have_is_refused_and_no_new_input() -> None:
+def test_foreign_tensor_with_unknown_id_is_refused() -> None:
     g = og.Graph()
     with pytest.raises(InvalidGraph, match=r"this one is graph\(\) -> \(\)"):
         g.add_op("Abs", composed().ops[-1].outputs[0])
     assert not g.inputs
 
 
-def test_a_tensor_of_a_graph_that_is_gone_is_refused() -> None:
+def test_tensor_of_a_deleted_graph_is_refused() -> None:
     left = composed().ops[-1].outputs[0]
     gc.collect()
     with pytest.raises(InvalidGraph, match="a graph that is gone"):
@@ -106,7 +106,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copy_takes_what_it_holds_and_refuses_what_came_later(way: str) -> None:
+def test_copied_graph_accepts_shared_and_refuses_later_tensors(way: str) -> None:
     g = composed()
     y = g.ops[-1].outputs[0]
     if way == "copy":
@@ -125,7 +125,7 @@ def test_a_copy_takes_what_it_holds_and_refuses_what_came_later(way: str) -> Non
     assert og.evaluate(twin, x=np.float32([1, -4])).tolist() == [4, 4]
 
 
-def test_values_that_the_caller_numbers_are_free_and_an_op_is_wired_by_ids() -> None:
+def test_caller_numbered_tensors_connect_by_id_in_any_graph() -> None:
     a, b = numbered(), numbered()
     of_a = a.ops[-1].outputs[0]
     b.add_op(og.Op(2, "Abs", [of_a], [og.LogicalTensor(9, "f32", (2,))]))  # tensor 3 of b, by its id as in oneDNN
@@ -135,7 +135,7 @@ def test_values_that_the_caller_numbers_are_free_and_an_op_is_wired_by_ids() -> 
     assert b.add_op("Exp", og.LogicalTensor(3, "f32", (2,))).dims == (2,)
 
 
-def test_a_tensor_is_a_value_in_every_copy_and_its_data_stay_as_they_are() -> None:
+def test_copied_constants_keep_identity_and_read_only_data() -> None:
     constant = composed().constants[0]
     assert copy.copy(constant) is constant and copy.deepcopy([constant])[0] is constant
     again = pickle.loads(pickle.dumps(constant))

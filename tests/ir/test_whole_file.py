@@ -15,7 +15,7 @@ from opgraph.errors import ModelError
 from opgraph.ir.whole_file import write_whole
 
 
-def test_a_file_is_replaced_and_keeps_its_rights_and_a_new_one_has_those_of_new_ones(tmp_path: Path) -> None:
+def test_file_mode_is_kept_on_replacement_and_default_for_new_files(tmp_path: Path) -> None:
     (old := tmp_path / "old").write_text("old")
     old.chmod(0o640)
     (plain := tmp_path / "plain").write_text("")
@@ -26,7 +26,7 @@ def test_a_file_is_replaced_and_keeps_its_rights_and_a_new_one_has_those_of_new_
 
 
 @pytest.mark.parametrize("text", ["\ud800", None], ids=("no UTF-8", "interrupted"))
-def test_what_fails_half_way_changes_nothing(text: str | None, tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text("old")
     with pytest.raises((ValueError, TypeError)):
@@ -34,7 +34,7 @@ def test_what_fails_half_way_changes_nothing(text: str | None, tmp_path: Path) -
     assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_link_stays_one(tmp_path: Path) -> None:
+def test_symbolic_link_is_followed_and_kept(tmp_path: Path) -> None:
     (folder := tmp_path / "there").mkdir()
     (link := tmp_path / "a").symlink_to(folder / "b")
     for text in ("new", "newer"):
@@ -42,7 +42,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
         assert link.is_symlink() and (folder / "b").read_text() == text
 
 
-def test_a_device_is_written_to_and_stays_one(tmp_path: Path) -> None:
+def test_device_file_is_written_and_not_replaced(tmp_path: Path) -> None:
     """Root could otherwise rename a file over /dev/null."""
     try:
         os.mknod(device := tmp_path / "null", 0o666 | stat.S_IFCHR, os.stat(os.devnull).st_rdev)
@@ -69,7 +69,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
         os.close(end)
 
 
-def test_a_disk_without_room_is_told_with_the_files_name_and_nothing_is_left(tmp_path: Path) -> None:
+def test_full_disk_error_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
     (path := tmp_path / "a").write_text("old")
     with room_for(4096), pytest.raises(OSError, match="too large") as caught:
         write_whole(path, "x" * 5000)
