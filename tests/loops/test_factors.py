@@ -40,7 +40,7 @@ BEFORE = ["t0: f32 = ReduceSum(x0)", "t1: f32 = Sqrt(t0)"]
     ],
     ids=("times", "the other way round", "by"),
 )
-def test_a_factor_of_the_row_comes_after_the_sum(product: tuple[str, ...], then: tuple[str, ...]) -> None:
+def test_row_factor_is_moved_after_the_sum(product: tuple[str, ...], then: tuple[str, ...]) -> None:
     """The product, which is no longer read, is removed."""
     assert changed(*product, "t3: f32 = ReduceSum(t2)", "store f32 t3 per row") == [*BEFORE, *then]
 
@@ -61,9 +61,7 @@ def test_a_factor_of_the_row_comes_after_the_sum(product: tuple[str, ...], then:
     ],
     ids=("a norm", "a softmax"),
 )  # fmt: skip
-def test_factors_that_another_factor_bounds_come_after_the_sum_in_turn(
-    lines: tuple[str, ...], then: tuple[str, ...]
-) -> None:
+def test_bounded_row_factors_are_moved_after_the_sum(lines: tuple[str, ...], then: tuple[str, ...]) -> None:
     """The other two factors are multiplied before."""
     last = lines[-1].partition(":")[0]
     text = "".join(f"  {line}  # 0\n" for line in ("t0: f32 = Identity(x0)", *lines, f"t9: f32 = ReduceSum({last})"))
@@ -79,7 +77,7 @@ def test_factors_that_another_factor_bounds_come_after_the_sum_in_turn(
 
 @pytest.mark.parametrize("value", [1e20, 1.0, 1e-25])
 @pytest.mark.parametrize("other", ["p", "x"])
-def test_a_factor_that_keeps_the_product_in_range_stays_in_the_sum(value: float, other: str) -> None:
+def test_factor_that_keeps_the_product_in_range_stays_in_the_sum(value: float, other: str) -> None:
     """The square of 1e20 is infinite in f32, and that of 1e-25 is 0."""
     graph = og.parse(
         "graph(x: f32[1,40]) -> (y)\n  s = ReduceSum(x, axes=[-1], keep_dims=true)\n  p = Divide(x, s)\n"
@@ -122,14 +120,14 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_would_be_another_number_or_saves_nothing_stays(name: str) -> None:
+def test_unsafe_or_useless_factor_moves_are_not_done(name: str) -> None:
     lines = LEFT[name]
     last = lines[-1].partition(":")[0]
     assert changed(*lines, f"store f32 {last} per row") == [*BEFORE[: 2 if "t1" in "".join(lines) else 0], *lines]
 
 
 @pytest.mark.parametrize(("x", "value"), [([], 0.0), ([np.inf, -1.0], np.nan)], ids=("no elements", "infinite"))
-def test_a_largest_element_stays_in_the_sum(x: list[float], value: float) -> None:
+def test_row_maximum_stays_in_the_sum(x: list[float], value: float) -> None:
     g = og.Graph()
     given = g.input("x", "f32", (len(x),))
     largest = g.add_op("ReduceMax", given, axes=[0], keep_dims=True)

@@ -25,7 +25,7 @@ def channels_last(array: Any) -> Any:
     return np.ascontiguousarray(array.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
 
 
-def test_rows_run_along_memory() -> None:
+def test_loop_axes_follow_memory_order() -> None:
     loop, shape = parse_loop(SCALED), (2, 16, 3, 4)
     layout = bind(loop, [shape, (16, 1, 1)], [LAST, (1, 1, 1)], [LAST])
     assert (layout.dims, layout.strides) == ((24, 16), ((16, 1), (0, 1), (16, 1)))
@@ -34,7 +34,7 @@ def test_rows_run_along_memory() -> None:
     assert (layout.dims, layout.strides[-1]) == ((2, 16, 12), (192, 12, 1))
 
 
-def test_what_depends_on_positions_is_the_same_in_any_order() -> None:
+def test_position_dependent_ops_ignore_loop_order() -> None:
     g = og.Graph()
     x = g.input("x", "f32", (None, None, None, None))
     numbered = g.add_op("Add", g.add_op("TypeCast", g.add_op("GenIndex", x, dtype="s32", axis=1), dtype="f32"), x)
@@ -50,7 +50,7 @@ def test_what_depends_on_positions_is_the_same_in_any_order() -> None:
             np.testing.assert_array_equal(out[name], value)
 
 
-def test_a_sum_to_a_reshaped_operand_of_ones_has_the_shape_behind_the_reshape() -> None:
+def test_sum_to_a_reshaped_operand_has_the_reshaped_shape() -> None:
     graph = og.parse(
         "graph(a: f32[1,1,1,2], b: f32[1,1,1], v: f32[1]) -> (y, z)\n"
         "  z = GreaterEqual(b, a)\n  r = StaticReshape(b, shape=[1], special_zero=false)\n  y = SumTo(v, r)"
