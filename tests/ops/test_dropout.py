@@ -140,7 +140,7 @@ def test_philox_gives_the_published_words(compiled: ctypes.CDLL, counter: str, k
 
 @pytest.mark.parametrize("seed", [0, 1, -1, SEED, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("offset", [0, 2**32, OFFSET])
-def test_words_are_those_of_the_description_beyond_32_bits_too(compiled: ctypes.CDLL, seed: int, offset: int) -> None:
+def test_random_words_match_the_description_beyond_32_bits(compiled: ctypes.CDLL, seed: int, offset: int) -> None:
     torch = pytest.importorskip("torch")
     expected = [word(at, seed, offset) for at in PLACES]
     assert [compiled.word(at, seed, offset) for at in PLACES] == expected
@@ -151,7 +151,7 @@ def test_words_are_those_of_the_description_beyond_32_bits_too(compiled: ctypes.
 
 
 @pytest.mark.parametrize("p", [0.0, -0.0, 1e-9, 0.25, 0.5, 1 - 2**-24, 1.0, 2.0, -1.0, float("nan"), float("inf")])
-def test_a_word_is_kept_as_onednn_compares_it(compiled: ctypes.CDLL, p: float) -> None:
+def test_keep_decision_compares_as_in_onednn(compiled: ctypes.CDLL, p: float) -> None:
     held = max(min(np.float32(p), 1.0), 0.0) if p == p else p
     expected = [word(at, 5, 0) > 4294967295.0 * np.float64(held) for at in range(64)]
     assert [compiled.keeps(at, 5, p) for at in range(64)] == expected
@@ -159,7 +159,7 @@ def test_a_word_is_kept_as_onednn_compares_it(compiled: ctypes.CDLL, p: float) -
     assert m.tolist() == expected
 
 
-def test_a_word_at_the_bound_is_dropped(compiled: ctypes.CDLL) -> None:
+def test_random_word_equal_to_the_bound_is_dropped(compiled: ctypes.CDLL) -> None:
     torch = pytest.importorskip("torch")
     record = opdef.get("DropoutMask", where="test")
     assert record.reference is not None and record.torch is not None
@@ -175,7 +175,7 @@ def test_a_word_at_the_bound_is_dropped(compiled: ctypes.CDLL) -> None:
             assert record.torch(torch, *tensors, position=torch.tensor([at])).tolist() == [kept]
 
 
-def test_a_kernel_keeps_what_the_description_keeps() -> None:
+def test_kernel_mask_equals_the_described_mask() -> None:
     x = random((5, 13))
     y, m = both(og.compile(dropped((5, 13)))(x=x, **drawn(0.4)))
     kept = np.array([word(at, SEED, OFFSET) > 4294967295.0 * float(np.float32(0.4)) for at in range(65)]).reshape(5, 13)
@@ -210,7 +210,7 @@ def test_kernel_interpreters_and_reference_agree(dtype: str, p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.25, 0.5, 0.9, 0.999])
-def test_as_many_are_kept_as_the_probability_says(p: float) -> None:
+def test_kept_fraction_matches_the_probability(p: float) -> None:
     n = 1 << 20
     f = og.compile(dropped((None,)))
     masks = []
@@ -228,7 +228,7 @@ def test_as_many_are_kept_as_the_probability_says(p: float) -> None:
             assert abs((masks[i] * masks[j]).mean()) < 5 * sigma**2 / np.sqrt(n), (i, j)
 
 
-def test_a_seed_in_the_graph_is_exact() -> None:
+def test_constant_seed_beyond_float_precision_is_exact() -> None:
     x, seed = random((40, 9)), 2**62 + 1
     g = og.Graph()
     g.output(g.add_op("Dropout", g.input("x", "f32", (40, 9)), seed, 3, 0.5, name="y"))
@@ -238,7 +238,7 @@ def test_a_seed_in_the_graph_is_exact() -> None:
     assert "4611686018427387905LL" in next(iter(og.compile(g).kernels.values()))
 
 
-def test_seeds_and_probabilities_broadcast() -> None:
+def test_seeds_and_probabilities_may_broadcast() -> None:
     g = og.Graph()
     x, seed = g.input("x", "f32", (6, 50)), g.input("seed", "s64", (6, 1))
     g.output(*g.add_op("Dropout", x, seed, 0, g.input("p", "f32", (50,)), name="y", outputs=2))
@@ -265,7 +265,7 @@ def chain(dtype: str, x: Any, a: Any) -> og.Graph:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_layout_draws_the_same(cupy: FakeCupy, case: Case, dtype: str) -> None:
+def test_dropout_mask_is_the_same_in_every_layout(cupy: FakeCupy, case: Case, dtype: str) -> None:
     arrays = random(case.x, dtype), random(case.a, dtype, 1)
     x, a = case.views(*arrays)
     g = chain(dtype, x.shape, a.shape)
@@ -281,7 +281,7 @@ def test_every_layout_draws_the_same(cupy: FakeCupy, case: Case, dtype: str) -> 
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.x and 0 not in c.x], ids=str)
-def test_rows_found_in_64_bits_draw_the_same(
+def test_dropout_mask_is_the_same_with_64_bit_indices(
     cupy: FakeCupy,
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
@@ -303,7 +303,7 @@ VIEWS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_where_arrays_lie_does_not_count(view: str) -> None:
+def test_dropout_mask_ignores_strides(view: str) -> None:
     g = dropped((None, None))
     f, x = og.compile(g), VIEWS[view](random((70, 90)))
     outs = {"y": np.empty((90, 70), np.float32).T, f"t{g.outputs[1].id}": np.empty((70, 180), np.uint8)[:, ::2]}
@@ -317,14 +317,14 @@ def test_where_arrays_lie_does_not_count(view: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(60,), (1, 60, 1), (3, 20), (2, 1, 5, 6), (60, 1), (5, 3, 2, 2)], ids=str)
-def test_axes_do_not_count_only_the_order(shape: tuple[int, ...]) -> None:
+def test_dropout_mask_depends_only_on_row_major_position(shape: tuple[int, ...]) -> None:
     y, m = both(og.compile(dropped(shape))(x=random(shape), **drawn()))
     assert m.ravel().tolist() == mask((60,)).tolist()
     assert y.shape == m.shape == shape
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_the_number_of_threads_does_not_count(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_dropout_mask_ignores_the_number_of_threads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     pytest.importorskip("torch")
     f, (_, parallel) = og.compile(chain("f32", (None, None), (None, 1))), threads.team(1 << 30)
     x, a = random((1000, 300)), random((1000, 1), seed=1)
@@ -353,7 +353,7 @@ def summing(shape: Any, to: Any) -> og.Graph:
 
 @pytest.mark.parametrize(("shape", "to"), SUMS, ids=str)
 @pytest.mark.parametrize("engine", ["cpu", "cuda"])
-def test_a_loop_with_sums_draws_the_same(
+def test_dropout_mask_is_the_same_in_a_loop_with_sums(
     cupy: FakeCupy,
     shape: tuple[int, ...],
     to: tuple[int, ...],
@@ -374,7 +374,7 @@ def test_a_loop_with_sums_draws_the_same(
     assert found[0].shape == to
 
 
-def test_short_rows_are_joined_all_the_same() -> None:
+def test_short_rows_are_merged_with_dropout() -> None:
     loop = lowered(summing((64, 8, 4, 4), (8, 1, 1))).loop
     shapes = [(64, 8, 4, 4) if x.name == "x0" else (8, 1, 1) if x.name == "x1" else (1,) for x in loop.loads]
     layout = bind(loop, shapes, [row_major(s) for s in shapes])
@@ -384,7 +384,7 @@ def test_short_rows_are_joined_all_the_same() -> None:
     assert long.layout.strides[place] == row_major(long.layout.dims)
 
 
-def test_positions_go_beyond_32_bits() -> None:
+def test_dropout_positions_exceed_32_bits() -> None:
     loop = lowered(chain("f32", (None, None), (None, None))).loop
     shapes = [(2**20, 2**14) if x.dtype == "f32" and i < 2 else () for i, x in enumerate(loop.loads)]
     strides = [(1, 2**20) if i == 0 else row_major(s) for i, s in enumerate(shapes)]
@@ -397,7 +397,7 @@ def test_positions_go_beyond_32_bits() -> None:
     assert f"og::i64 x{place};" in text and f"x{place} = offset[{place}];" in text
 
 
-def test_a_position_does_not_make_packs_shorter() -> None:
+def test_position_operand_does_not_shorten_packs() -> None:
     loop = lowered(dropped((None, None), "bf16", 0.5)).loop
     assert any(x.is_position for x in loop.loads)
     shapes = [(64, 96) if x.dtype == "bf16" else () for x in loop.loads]
@@ -405,7 +405,7 @@ def test_a_position_does_not_make_packs_shorter() -> None:
     assert packed_vector(loop, layout, 16) == 16  # by the mask's bytes; twice 16 bytes of bf16
 
 
-def test_no_elements() -> None:
+def test_dropout_of_no_elements() -> None:
     for shape in [(0,), (3, 0, 2)]:
         y, m = both(og.compile(dropped(shape))(x=np.zeros(shape, np.float32), **drawn()))
         assert y.shape == m.shape == shape
@@ -436,7 +436,7 @@ def test_both_outputs_print_and_parse_back() -> None:
     assert parse_loop(str(loop)) == loop
 
 
-def test_the_interpreter_takes_no_array_for_a_position() -> None:
+def test_interpreter_needs_no_array_for_positions() -> None:
     loop = lowered(dropped((3, 5))).loop
     arrays = {"x": random((3, 5)), **drawn()}
     given = [arrays["x"], arrays["seed"], arrays["offset"], arrays["p"], None]
@@ -444,7 +444,7 @@ def test_the_interpreter_takes_no_array_for_a_position() -> None:
     np.testing.assert_array_equal(m, mask((3, 5)))
 
 
-def test_of_a_mask_alone_nothing_else_is_computed() -> None:
+def test_mask_alone_computes_no_data() -> None:
     g = og.Graph()
     x = g.input("x", "f32", (6, 9))
     _, m = g.add_op("Dropout", g.add_op("Exp", x), SEED, OFFSET, 0.4, outputs=2)
@@ -454,7 +454,7 @@ def test_of_a_mask_alone_nothing_else_is_computed() -> None:
     np.testing.assert_array_equal(og.compile(g)(x=random((6, 9))), mask((6, 9)))
 
 
-def test_a_dropout_is_drawn_in_its_own_shape_only() -> None:
+def test_dropout_is_fused_only_in_its_own_shape() -> None:
     text = """graph(x: f32[64,8], a: f32[8]) -> (z)
       y = Dropout(a, 5, 0, 0.5)
       z = Add(x, y)
@@ -493,7 +493,7 @@ def squared() -> og.Graph:
     return g.finalize()
 
 
-def test_the_gradient_draws_the_same_mask() -> None:
+def test_gradient_draws_the_same_mask() -> None:
     g = og.gradient(squared(), ["x"])
     x, d, kept = random((40, 30), "f64"), random((40, 30), "f64", 1), mask((40, 30))
     feeds = {"x": x, "seed": np.array([SEED]), "d_y": d}
@@ -505,7 +505,7 @@ def test_the_gradient_draws_the_same_mask() -> None:
     np.testing.assert_allclose(made["d_d_y"], 2 * x * x * kept * scale, rtol=1e-15)
 
 
-def test_nothing_but_what_it_is_drawn_from_is_kept() -> None:
+def test_dropout_saves_only_seed_offset_and_probability() -> None:
     plan = training_plan(dropped((64, 64)), ["x"])
     assert {(s.name, s.role, s.bytes) for s in plan.saved} == {
         ("seed", "input", 8),
@@ -517,12 +517,12 @@ def test_nothing_but_what_it_is_drawn_from_is_kept() -> None:
     assert {(s.name, s.bytes) for s in under.saved} == {("x", 40 * 30 * 8), ("seed", 8)}
 
 
-def test_a_probability_has_no_gradient_and_the_reason_is_told() -> None:
+def test_gradient_of_the_probability_is_refused_with_a_reason() -> None:
     with pytest.raises(Unimplemented, match="Dropout has no gradient with respect to probability: the mask jumps"):
         og.gradient(dropped((4,)), ["p"])
 
 
-def test_torch_functions_draw_the_same() -> None:
+def test_fused_torch_function_draws_the_same_mask() -> None:
     torch = pytest.importorskip("torch")
     from opgraph.torch.fused.composite import composite
     from opgraph.torch.fused.op import FusedOp
@@ -537,7 +537,7 @@ def test_torch_functions_draw_the_same() -> None:
     assert torch.equal(plain[0], y.detach()) and torch.equal(plain[1], m)
 
 
-def test_records_with_several_outputs_say_how_each_is_made() -> None:
+def test_record_with_several_outputs_must_define_each() -> None:
     record = opdef.get("Dropout", where="test")
     fields = {name: getattr(record, name) for name in record.__slots__}
     for also, message in [
@@ -550,7 +550,7 @@ def test_records_with_several_outputs_say_how_each_is_made() -> None:
             type(record)(**{**fields, "also": also})
 
 
-def test_onnx_is_told_why_not(tmp_path: Path) -> None:
+def test_onnx_export_of_dropout_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     from opgraph import onnx
 
@@ -558,14 +558,14 @@ def test_onnx_is_told_why_not(tmp_path: Path) -> None:
         onnx.save(dropped((4,)), tmp_path / "model.onnx")
 
 
-def test_arrays_of_the_emulated_gpu_come_back(cupy: FakeCupy) -> None:
+def test_dropout_on_the_emulated_gpu_has_the_same_mask(cupy: FakeCupy) -> None:
     feeds = {"x": random((9, 31)), **drawn()}
     y, m = both(og.compile(dropped((None, None)), device="cuda")({k: cupy.asarray(v) for k, v in feeds.items()}))
     assert isinstance(y, FakeArray)
     np.testing.assert_array_equal(m.host, mask((9, 31)))
 
 
-def test_what_is_drawn_for_rows_of_one_element_is_one_value_for_each_row() -> None:
+def test_dropout_of_one_element_rows_agrees_with_the_reference() -> None:
     text = "graph(x: f32[31,1], s: s64[], o: s64[], p: f32[]) -> (y)\n  d = Dropout(x, s, o, p)\n"
     graph = og.parse(text + "  m = ReduceMax(d, axes=[-1], keep_dims=true)\n  y = Add(d, m)")
     given = {"x": np.arange(31, dtype=np.float32)[:, None], "s": np.array(3), "o": np.array(4), "p": np.float32(0.5)}

@@ -120,7 +120,7 @@ def record(request: pytest.FixtureRequest) -> OpDef:
 
 
 @pytest.mark.parametrize("record", DIFFERENTIABLE, ids=lambda r: r.kind)
-def test_an_op_says_its_gradient_or_why_there_is_none(record: OpDef) -> None:
+def test_every_op_has_a_gradient_or_a_reason(record: OpDef) -> None:
     if isinstance(record.gradient, str):
         assert len(record.gradient) > 20
         return
@@ -128,7 +128,7 @@ def test_an_op_says_its_gradient_or_why_there_is_none(record: OpDef) -> None:
     assert {p.name for p in float_ports(record)} <= record.gradient.keys()
 
 
-def test_a_rule_is_linear_in_d(record: OpDef) -> None:
+def test_gradient_rule_is_linear_in_the_output_gradient(record: OpDef) -> None:
     for form in forms(record):
         rng = np.random.default_rng(1)
         one, two = rng.normal(size=(2, *form.result().shape))
@@ -158,7 +158,7 @@ def differences(form: Form, index: int, step: float) -> np.ndarray:
 BY_DECREE = {"StopGradient"}
 
 
-def test_a_rule_is_the_derivative(record: OpDef) -> None:
+def test_gradient_rule_agrees_with_differences(record: OpDef) -> None:
     for form in forms(record) if record.kind not in BY_DECREE else ():
         for index in form.moving:
             got = form.gradient(form.names[index], 1.0)
@@ -180,7 +180,7 @@ def torch_gradients(form: Form, columns: list[np.ndarray]) -> dict[int, np.ndarr
     }
 
 
-def test_a_rule_agrees_with_torchs_autograd(record: OpDef) -> None:
+def test_gradient_rule_agrees_with_autograd(record: OpDef) -> None:
     for form in forms(record):
         if torch_is_constant(form):
             continue
@@ -225,7 +225,7 @@ TORCH_DIFFERS = {
 
 
 @pytest.mark.parametrize("record", UNARY, ids=lambda r: r.kind)
-def test_corners_are_torchs(record: OpDef) -> None:
+def test_gradients_at_corner_cases_agree_with_torch(record: OpDef) -> None:
     excused = np.array(TORCH_DIFFERS.get(record.kind, ("", []))[1])
     for form in forms(record):
         if torch_is_constant(form):
@@ -306,7 +306,9 @@ PINNED: list[tuple[str, tuple[float, ...], dict[str, Any], str, float]] = [
 
 
 @pytest.mark.parametrize(("kind", "args", "attrs", "name", "expected"), PINNED)
-def test_a_corner(kind: str, args: tuple[float, ...], attrs: dict[str, Any], name: str, expected: float) -> None:
+def test_gradient_at_a_pinned_corner_case(
+    kind: str, args: tuple[float, ...], attrs: dict[str, Any], name: str, expected: float
+) -> None:
     record = opdef.get(kind, where="test")
     required = {n: v for n, v in record.default_attrs().items() if record.attr(n).required is False}  # type: ignore[union-attr]
     form = Form(record, record.inputs[: len(args)], {**required, **attrs}, [np.array([a]) for a in args])
@@ -333,7 +335,7 @@ def assert_is_torchs_own(
 
 
 @pytest.mark.parametrize("record", [r for r in UNARY if r.gradient_from_output is not None], ids=lambda r: r.kind)
-def test_the_gradient_from_the_output_is_the_same(record: OpDef) -> None:
+def test_gradient_from_the_output_equals_that_from_the_input(record: OpDef) -> None:
     said = 0
     for form in forms(record):
         points = [np.concatenate([form.columns[0], [c for c in CORNERS if not abs(c) > 1e200]])]
@@ -359,7 +361,7 @@ def variables(tree: Expr | None) -> list[Var]:
     return found
 
 
-def test_where_the_sign_of_alpha_hides_the_side_the_output_does_not_tell() -> None:
+def test_leaky_relu_with_negative_alpha_has_no_gradient_from_output() -> None:
     record = opdef.get("LeakyReLU", where="test")
     assert record.gradient_of(None, {"alpha": 0.5}, ["src"]) is not None
     assert record.gradient_of(None, {"alpha": -0.5}, ["src"]) is None
@@ -418,7 +420,7 @@ def results(graph: og.Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.nd
     return found if isinstance(found, dict) else {str(graph.outputs[0].name): found}
 
 
-def test_a_second_derivative_is_the_derivative_of_the_first(record: OpDef) -> None:
+def test_second_derivative_agrees_with_differences_of_the_first(record: OpDef) -> None:
     for form in forms(record, count=150) if record.kind not in BY_DECREE and not record.is_cast else ():
         twice = Twice(form)
         got = twice.second() if twice.exists else {}
@@ -462,7 +464,7 @@ BOUNDS = {"f32": 3.0, "bf16": 0.51, "f16": 0.51}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("record", [r for r in UNARY if not r.is_cast], ids=lambda r: r.kind)
-def test_a_derivative_is_accurate_however_its_rule_is_made(record: OpDef) -> None:
+def test_derivative_is_accurate_in_every_form_of_its_rule(record: OpDef) -> None:
     if not cpu_compiler.is_available():
         pytest.skip("there is no C++ compiler")
     for form in forms(record, count=1):
@@ -501,7 +503,7 @@ def of_one_input(form: Form, dtype: str) -> og.Graph:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_the_gradient_of_a_mean_is_rounded_once(dtype: str) -> None:
+def test_gradient_of_a_mean_is_rounded_once(dtype: str) -> None:
     """x - mean(x) along an axis of size 1 is 0, and so is its gradient: the subtracted value is not rounded before."""
     text = (
         "graph(x: {0}[40,1], w: {0}[40,1]) -> (y)\n  s = Multiply(x, w)\n  m = ReduceMean(s, axes=[1], keep_dims=true)"
@@ -522,7 +524,7 @@ STATISTICS = {
 
 
 @pytest.mark.parametrize("kind", STATISTICS)
-def test_statistics_of_bf16_are_not_read_by_the_gradient(kind: str) -> None:
+def test_norm_gradient_does_not_read_bf16_statistics(kind: str) -> None:
     """Near 10, a bf16 mean is off by up to 0.03. With bf16 parameters the statistics, which are results, are bf16."""
     text = f"graph(x: bf16[n,32], w: bf16[32], b: bf16[32]) -> (y, m, v)\n  {STATISTICS[kind]}\n"
     rng = np.random.default_rng(0)

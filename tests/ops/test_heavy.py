@@ -31,7 +31,7 @@ def close(got: Any, expected: Any) -> None:
 # -- comparison with torch --------------------------------------------------------------------------------------------
 
 
-def test_norms_are_those_of_torch() -> None:
+def test_norms_agree_with_torch() -> None:
     torch = pytest.importorskip("torch")
     f, rng = torch.nn.functional, np.random.default_rng(0)
     x, g, b = rng.normal(size=(4, 6, 5)), rng.normal(size=6), rng.normal(size=6)
@@ -58,7 +58,7 @@ def test_norms_are_those_of_torch() -> None:
     )
 
 
-def test_a_row_of_minus_infinity_is_nan_or_zero() -> None:
+def test_softmax_of_minus_infinity_is_nan_or_zero_by_mode() -> None:
     x = np.array([[-np.inf, -np.inf], [0, -np.inf], [np.nan, 1]])
     strict, stats = of("SoftMax", x)
     np.testing.assert_array_equal(strict, [[np.nan, np.nan], [1, 0], [np.nan, np.nan]])
@@ -68,7 +68,7 @@ def test_a_row_of_minus_infinity_is_nan_or_zero() -> None:
     np.testing.assert_array_equal(stats[1:], also[1:])
 
 
-def test_pools_are_those_of_torch() -> None:
+def test_pools_agree_with_torch() -> None:
     torch = pytest.importorskip("torch")
     f, x = torch.nn.functional, np.random.default_rng(0).normal(size=(2, 3, 7, 8))
     window = {"kernel": (3, 2), "strides": (2, 1), "pads_begin": (1, 1), "pads_end": (1, 1), "data_format": "NCX"}
@@ -81,7 +81,7 @@ def test_pools_are_those_of_torch() -> None:
     close(of("MaxPool", x, **up), f.max_pool2d(t, (3, 2), (3, 3), ceil_mode=True))
 
 
-def test_auto_pad_is_the_paddings_that_it_stands_for() -> None:
+def test_auto_pad_equals_explicit_padding() -> None:
     x = np.arange(1.0, 6.0).reshape(1, 1, 5)
     form = {"kernel": (2,), "strides": (2,), "exclude_pad": False, "data_format": "NCX"}
     told = {"pads_begin": (7,), "pads_end": (7,)}  # these are ignored
@@ -95,7 +95,7 @@ def test_auto_pad_is_the_paddings_that_it_stands_for() -> None:
     np.testing.assert_array_equal(made, [[[1, 10, 2, 20, 3, 30, 4, 40, 5, 50]]])
 
 
-def test_the_first_of_equal_elements_is_the_largest_and_nan_is_larger() -> None:
+def test_max_pool_prefers_nan_and_the_first_of_equal_elements() -> None:
     x = np.array([[[1.0, 1, 0, np.nan, 5]]])
     form = {"kernel": (2,), "strides": (1,), "pads_begin": (0,), "pads_end": (0,), "data_format": "NCX"}
     np.testing.assert_array_equal(of("MaxPool", x, **form), [[[1, 1, np.nan, np.nan]]])
@@ -107,7 +107,7 @@ def test_the_first_of_equal_elements_is_the_largest_and_nan_is_larger() -> None:
 @pytest.mark.parametrize(
     ("mode", "name"), [("nearest", "nearest-exact"), ("linear", "bilinear"), ("bilinear", "bilinear")]
 )
-def test_interpolation_is_torchs(mode: str, name: str) -> None:
+def test_interpolation_agrees_with_torch(mode: str, name: str) -> None:
     torch = pytest.importorskip("torch")
     x = np.random.default_rng(0).normal(size=(1, 2, 5, 4))
     for sizes in ((7, 9), (3, 2), (5, 4), (1, 8)):
@@ -177,7 +177,7 @@ def strided(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("layout", ["contiguous", "strided", "transposed"])
 @pytest.mark.parametrize("case", SUMS)
-def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, layout: str, dtype: str) -> None:
+def test_16_bit_sums_are_accumulated_in_f32_and_rounded_once(case: str, layout: str, dtype: str) -> None:
     """Where torch rounds the result of a window or a sample, or the product before the bias, it computes in f32."""
     pytest.importorskip("torch")
     kind, shapes, attrs = SUMS[case]
@@ -193,7 +193,7 @@ def test_sums_of_f16_and_bf16_are_made_in_f32_and_rounded_once(case: str, layout
     assert (np.abs(got.astype(np.float64) - truth) <= 0.5 * ulp + terms).all()
 
 
-def test_cudnn_convolves_in_f32_and_in_one_order_while_an_op_runs() -> None:
+def test_cudnn_is_deterministic_without_tf32_during_a_convolution() -> None:
     torch = pytest.importorskip("torch")
     from opgraph.runtime.providers.torch_ops import exact_convolutions
 
@@ -206,7 +206,7 @@ def test_cudnn_convolves_in_f32_and_in_one_order_while_an_op_runs() -> None:
         assert (cudnn.allow_tf32, cudnn.deterministic) == before
 
 
-def test_a_convolution_runs_where_flags_of_libraries_may_not_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolution_runs_with_frozen_torch_backend_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     its = torch.backends.flags_frozen.__globals__
     monkeypatch.setitem(its, "__allow_nonbracketed_mutation_flag", False)  # as by `disable_global_flags`
@@ -233,7 +233,7 @@ graph(x: f32[batch,2,8,8], w: f32[4,2,3,3], b: f32[4], g: f32[4], h: f32[4], v: 
 """
 
 
-def test_a_network_with_an_unknown_batch_trains_as_in_torch() -> None:
+def test_network_with_unknown_batch_size_trains_as_in_torch() -> None:
     torch = pytest.importorskip("torch")
     f = torch.nn.functional
     rng = np.random.default_rng(0)
@@ -255,7 +255,7 @@ def test_a_network_with_an_unknown_batch_trains_as_in_torch() -> None:
         np.testing.assert_allclose(gradient, wanted, rtol=1e-3, atol=1e-4 * np.max(np.abs(wanted)), err_msg=name)
 
 
-def test_a_gradient_needs_the_sizes_that_a_step_skips() -> None:
+def test_gradient_of_strided_convolution_needs_known_sizes() -> None:
     text = f"y = Convolution(x, w, strides=[2], pads_begin=[0], pads_end=[0], dilations=[1], {CONV})"
     unknown = og.parse(f"graph(x: f32[n,3,m], w: f32[4,3,2]) -> (y)\n  {text}")
     with pytest.raises(errors.Unimplemented, match="step is larger than 1") as caught:
@@ -281,7 +281,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize(("kind", "src", "of_others", "count", "attrs", "outputs"), MIXED, ids=lambda v: str(v)[:24])
-def test_parameters_may_be_wider_than_data(
+def test_parameters_may_have_a_wider_dtype_than_data(
     kind: str, src: str, of_others: str, count: int, attrs: dict[str, Any], outputs: int
 ) -> None:
     pytest.importorskip("torch")
@@ -369,7 +369,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("call", "error", "what", "fix"), BAD, ids=[b[0][:60] for b in BAD])
-def test_a_bad_call_is_refused_in_three_lines(call: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
+def test_invalid_call_is_refused_in_three_lines(
+    call: str, error: type[errors.OpGraphError], what: str, fix: str
+) -> None:
     header = (
         "c: f32[2,3,5], w: f32[4,3,2], d: f32[2,4,4], e: f32[1,4,4], v: f32[7], x: f32[2,3], o: f32[2,0,3], u: f32[*]"
     )
@@ -380,7 +382,7 @@ def test_a_bad_call_is_refused_in_three_lines(call: str, error: type[errors.OpGr
     assert len(str(caught.value).split("\n")) == 3
 
 
-def test_an_empty_axis_cannot_be_made_longer_by_sizes_that_come_with_the_call() -> None:
+def test_interpolation_of_an_empty_axis_is_refused_at_run_time() -> None:
     graph = og.parse(
         "graph(x: f64[1,2,?,3], n: s32[2]) -> (y)\n"
         '  y = Interpolate(x, n, mode="linear", coordinate_transformation_mode="align_corners", data_format="NCX")'
@@ -394,7 +396,7 @@ def test_an_empty_axis_cannot_be_made_longer_by_sizes_that_come_with_the_call() 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("declared", ["?", "{}"])
-def test_scales_may_leave_nothing_of_an_axis(mode: str, size: int, declared: str) -> None:
+def test_interpolation_scales_may_empty_an_axis(mode: str, size: int, declared: str) -> None:
     graph = og.parse(
         f"graph(x: f32[2,3,{declared.format(size)},4]) -> (y)\n"
         f'  y = Interpolate(x, mode="{mode}", scales=[0.5, 2.0], data_format="NCX")'
@@ -407,7 +409,7 @@ def test_scales_may_leave_nothing_of_an_axis(mode: str, size: int, declared: str
         np.testing.assert_array_equal(made, np.zeros_like(x), strict=True)
 
 
-def test_whatever_is_given_is_taken_or_refused_in_three_lines() -> None:
+def test_random_calls_are_accepted_or_refused_in_three_lines() -> None:
     families = {"norm", "convolution", "pooling", "resampling", "quantization", "parameter"}
     heavy = [r for r in opdef.all_ops() if r.family in families]
     rng, taken, refused = random.Random(0), 0, 0

@@ -35,7 +35,7 @@ def calls(record: OpDef) -> Iterator[tuple[Call, str, list[np.ndarray]]]:
             yield call, dtype, arrays_of(call, dtype, record)
 
 
-def test_every_library_op_is_called_here() -> None:
+def test_every_library_op_has_test_calls() -> None:
     assert set(CALLS) == {r.kind for r in LIBRARY}
     assert all(CALLS.values())
 
@@ -45,7 +45,7 @@ def test_every_library_op_is_called_here() -> None:
 
 @KINDS
 @UNKNOWN
-def test_what_is_inferred_is_what_the_reference_returns(record: OpDef, unknown: str) -> None:
+def test_inferred_shapes_and_dtypes_match_the_reference(record: OpDef, unknown: str) -> None:
     for call, dtype, arrays in calls(record):
         outputs = graph_of(record, call, dtype, unknown).outputs
         assert outputs[0].dtype == dtype
@@ -63,7 +63,7 @@ COMPUTED = ("convolution", "pooling", "resampling")
 
 
 @KINDS
-def test_symbols_stay_where_an_op_only_moves_them(record: OpDef) -> None:
+def test_ops_that_move_axes_keep_symbolic_sizes(record: OpDef) -> None:
     for call in CALLS[record.kind]:
         made = graph_of(record, call, "f32", "symbols").outputs[0]
         computed = record.kind in ("StaticReshape", "Slice", "Concat") or record.family in COMPUTED
@@ -79,7 +79,7 @@ def test_the_text_form_reads_back(record: OpDef) -> None:
 
 
 @KINDS
-def test_f16_and_bf16_are_f32_rounded_once(record: OpDef) -> None:
+def test_16_bit_results_are_f32_rounded_once(record: OpDef) -> None:
     for call, dtype, arrays in calls(record):
         if dtype in ("f16", "bf16"):
             wide = reference_of(record, call, [a.astype(np.float32) if a.itemsize == 2 else a for a in arrays])
@@ -87,14 +87,14 @@ def test_f16_and_bf16_are_f32_rounded_once(record: OpDef) -> None:
                 np.testing.assert_array_equal(got, exact.astype(got.dtype))
 
 
-def test_a_matrix_product_of_bf16_may_be_f32() -> None:
+def test_bf16_matmul_may_have_an_f32_result() -> None:
     g = og.parse("graph(x: bf16[1,3], w: bf16[3,1]) -> (y)\n  y: f32[1,1] = MatMul(x, w)")
     x, w = np.array([[1, 1, 1]], ml_dtypes.bfloat16), np.array([[1], [2.0**-8], [2.0**-9]], ml_dtypes.bfloat16)
     for result in (og.evaluate(g, dtype=None, x=x, w=w), og.compile(g)(x=x, w=w)):
         assert result.dtype == np.float32 and result[0, 0] == 1 + 2.0**-8 + 2.0**-9
 
 
-def test_a_matrix_product_of_f64_is_rounded_to_f32_at_the_end() -> None:
+def test_f64_matmul_is_rounded_to_f32_at_the_end() -> None:
     g = og.parse("graph(x: f64[2], w: f64[2]) -> (y)\n  y: f32[] = MatMul(x, w)")
     x, w = np.array([1e8, 1.0]), np.array([1.0, -99999999.0])
     for result in (og.evaluate(g, dtype=None, x=x, w=w), og.compile(g)(x=x, w=w)):
@@ -109,7 +109,7 @@ ULPS = {"norm": 32}
 
 
 @KINDS
-def test_torch_computes_the_same_in_every_dtype(record: OpDef) -> None:
+def test_torch_agrees_with_the_reference_in_every_dtype(record: OpDef) -> None:
     pytest.importorskip("torch")
     from opgraph.runtime.providers.torch_ops import TorchOps
 
@@ -145,7 +145,7 @@ def test_torch_computes_the_same_in_every_dtype(record: OpDef) -> None:
         ("ReduceL2", 0.0),
     ],
 )
-def test_reductions_of_nothing_and_of_nan(kind: str, of_nothing: float) -> None:
+def test_reductions_of_empty_axes_and_of_nan(kind: str, of_nothing: float) -> None:
     for array, expected in (
         (np.zeros((0, 2), np.float32), of_nothing),
         (np.array([[1, 1], [np.nan, np.nan], [2, 2]], np.float32), np.nan),
@@ -158,7 +158,7 @@ def test_reductions_of_nothing_and_of_nan(kind: str, of_nothing: float) -> None:
 
 
 @pytest.mark.parametrize("kind", [r.kind for r in LIBRARY if r.family == "reduction"])
-def test_axes_may_be_an_input(kind: str) -> None:
+def test_reduction_axes_may_be_an_input(kind: str) -> None:
     x, axes = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 8, np.array([-1, 0], np.int32)
     expected = og.evaluate(og.parse(f"graph(x: f32[2,3,4]) -> (y)\n  y = {kind}(x, axes=[-1, 0])"), dtype=None, x=x)
     at_run_time = og.parse(f"graph(x: f32[2,3,4], a: s32[2]) -> (y)\n  y = {kind}(x, a)")
@@ -212,7 +212,7 @@ def named_seeds(g: og.Graph, seeds: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 @KINDS
 @UNKNOWN
-def test_the_gradient_is_torchs(record: OpDef, unknown: str) -> None:
+def test_gradient_agrees_with_torch(record: OpDef, unknown: str) -> None:
     for call in CALLS[record.kind]:
         arrays = arrays_of(call, "f64", record)
         names = [f"x{i}" for i in flowing(record, arrays)]
@@ -232,7 +232,7 @@ def test_the_gradient_is_torchs(record: OpDef, unknown: str) -> None:
 
 
 @KINDS
-def test_the_gradient_is_what_differences_say(record: OpDef) -> None:
+def test_gradient_agrees_with_differences(record: OpDef) -> None:
     for call in CALLS[record.kind][::3]:
         rng = np.random.default_rng(2)
         arrays = arrays_of(call, "f64", record)  # move the values of ties apart, where the function has kinks
@@ -264,7 +264,7 @@ def test_the_gradient_is_what_differences_say(record: OpDef) -> None:
 
 
 @KINDS
-def test_the_second_derivative_is_torchs(record: OpDef) -> None:
+def test_second_derivative_agrees_with_torch(record: OpDef) -> None:
     for call in CALLS[record.kind]:
         arrays = arrays_of(call, "f64", record)
         names = [f"x{i}" for i in flowing(record, arrays)]
@@ -295,20 +295,20 @@ def test_the_second_derivative_is_torchs(record: OpDef) -> None:
             np.testing.assert_allclose(got[f"d_{name}"], expected[name], rtol=1e-11, atol=1e-11, err_msg=str(call))
 
 
-def test_the_gradient_of_a_product_with_zeros_is_that_of_the_others() -> None:
+def test_reduce_prod_gradient_with_zeros_is_the_product_of_the_others() -> None:
     g = og.gradient(og.parse("graph(x: f64[3,4]) -> (y)\n  y = ReduceProd(x, axes=[1])"), ["x"])
     x = np.array([[0.0, 2, 3, 4], [0, 0, 3, 4], [5, 2, 3, 4]])
     got = og.evaluate(g, x=x, d_y=np.array([1.0, 1.0, 2.0]))
     np.testing.assert_array_equal(got, [[24, 0, 0, 0], [0, 0, 0, 0], [48, 120, 80, 60]])
 
 
-def test_the_gradient_of_a_norm_is_zero_where_the_norm_is() -> None:
+def test_reduce_l2_gradient_is_zero_at_zero() -> None:
     g = og.gradient(og.parse("graph(x: f64[3,2]) -> (y)\n  y = ReduceL2(x, axes=[1])"), ["x"])
     x = np.array([[3.0, -4.0], [0.0, 0.0], [0.0, 2.0]])
     np.testing.assert_allclose(og.evaluate(g, x=x, d_y=np.ones(3)), [[0.6, -0.8], [0, 0], [0, 1]], rtol=1e-15)
 
 
-def test_a_mean_over_more_elements_than_f16_counts_has_a_gradient() -> None:
+def test_f16_mean_over_many_elements_has_a_gradient() -> None:
     for size in (100_000, None):
         g = og.gradient(og.parse(f"graph(x: f16[{size or '?'}]) -> (y)\n  y = ReduceMean(x, axes=[0])"), ["x"])
         given = {"x": np.ones(100_000, np.float16), "d_y": np.float16(1000).reshape(())}
@@ -324,7 +324,7 @@ def test_a_gradient_has_the_dtype_of_its_input(record: OpDef, dtype: str) -> Non
         assert tensor.dtype == dtype
 
 
-def test_no_gradient_is_made_up_where_the_rank_or_the_axes_are_unknown() -> None:
+def test_gradient_with_unknown_rank_or_axes_is_refused() -> None:
     for text, fix in (
         ("graph(x: f32[*], w: f32[3,4]) -> (y)\n  y = MatMul(x, w)", "declare its shape"),
         ("graph(x: f32[3,4], w: s32[1]) -> (y)\n  y = ReduceSum(x, w)", "keep_dims=True"),
@@ -343,7 +343,7 @@ def test_no_gradient_is_made_up_where_the_rank_or_the_axes_are_unknown() -> None
     [([0, 3, -1], (0, 12, 5), (0, 3, 20)), ([0, -1], (2, 0, 5), (2, 0)), ([-1, 5], (0, 12), (0, 5))],
 )
 @pytest.mark.parametrize("declared", ["known", "unknown"])
-def test_what_is_left_for_a_size_is_known_where_nothing_is_reshaped(
+def test_reshape_to_minus_one_works_for_an_empty_batch(
     shape: list[int], src: tuple[int, ...], made: tuple[int, ...], declared: str
 ) -> None:
     """Copied sizes are on both sides, so -1 is the same size for a batch of 0 as for others. torch and NumPy refuse."""
@@ -402,7 +402,9 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "error", "what", "fix"), BAD, ids=[b[0] for b in BAD])
-def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGraphError], what: str, fix: str) -> None:
+def test_invalid_call_is_refused_in_three_lines(
+    line: str, error: type[errors.OpGraphError], what: str, fix: str
+) -> None:
     with pytest.raises(error) as caught:
         og.parse(f"graph({_INPUTS}) -> (y)\n  {line}")
     assert what in caught.value.what and fix in caught.value.fix
@@ -411,9 +413,7 @@ def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGr
 
 @pytest.mark.parametrize("kind", ["Convolution", "ConvTranspose", "ConvolutionBackwardWeights"])
 @pytest.mark.parametrize("samples, inner, outer", [(2, 0, 4), (2, 3, 0), (0, 3, 4), (0, 0, 0)])
-def test_a_convolution_of_no_channels_or_samples_is_a_sum_of_nothing(
-    kind: str, samples: int, inner: int, outer: int
-) -> None:
+def test_convolution_of_no_channels_or_samples_is_zero(kind: str, samples: int, inner: int, outer: int) -> None:
     big, small, weights = (samples, inner, 5), (samples, outer, 4), (outer, inner, 2)
     operands = {
         "Convolution": (big, weights, 'weights_format="OIX"'),
@@ -443,7 +443,7 @@ def test_a_convolution_of_no_channels_or_samples_is_a_sum_of_nothing(
     ],
     ids=str,
 )
-def test_a_convolution_of_an_empty_axis_is_its_bias(
+def test_convolution_of_an_empty_axis_equals_its_bias(
     kind: str, src: tuple[int, ...], pads: tuple[int, int], made: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = (5, 3, 3, 2) if kind == "Convolution" else (3, 5, 3, 2)

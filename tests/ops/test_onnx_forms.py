@@ -115,7 +115,7 @@ def assert_same_function(got: np.ndarray, expected: np.ndarray, dtype: str, wher
 
 
 @pytest.mark.parametrize("record", WITH_FORMS, ids=lambda r: r.kind)
-def test_onnx_agrees_in_its_own_reference_and_in_onnxruntime(record: OpDef) -> None:
+def test_onnx_forms_agree_in_onnx_reference_and_onnxruntime(record: OpDef) -> None:
     ran = {"reference": 0, "onnxruntime": 0}
     for form, dtype, ports, attrs, arrays in cases(record):
         for opset in sorted({form.since, form.until or max(form.since, NEWEST)}):
@@ -158,7 +158,7 @@ def run_onnxruntime(made: Any, feeds: dict[str, np.ndarray], opset: int, dtype: 
 
 
 @pytest.mark.parametrize("record", WITH_FORMS, ids=lambda r: r.kind)
-def test_the_onnx_attributes_exist_at_both_ends_of_a_form(record: OpDef) -> None:
+def test_onnx_attributes_exist_at_both_ends_of_the_opset_range(record: OpDef) -> None:
     for form in record.onnx:
         assert isinstance(form, Onnx)
         for opset in (form.since, form.until or onnx.defs.onnx_opset_version()):
@@ -185,7 +185,7 @@ def build(g: og.Graph, tree: Expr, values: Mapping[str, Any], attrs: Mapping[str
 
 
 @pytest.mark.parametrize("record", [r for r in POINTWISE if r.decomposition], ids=lambda r: r.kind)
-def test_a_decomposition_is_the_same_function(record: OpDef) -> None:
+def test_decomposition_computes_the_same_function(record: OpDef) -> None:
     count = 0
     # Not in narrow floats: a constant is rounded to them even where everything else is float64.
     for dtype in [d for d in samples.dtypes_of(record) if d == "f64" or not dtypes.get(d).is_float]:
@@ -208,7 +208,7 @@ def test_a_decomposition_is_the_same_function(record: OpDef) -> None:
     assert count
 
 
-def test_the_decomposition_of_celu_is_right_for_a_negative_alpha() -> None:
+def test_celu_decomposition_is_right_for_negative_alpha() -> None:
     record = opdef.get("Celu", where="test")
     x, attrs = np.linspace(-3, 3, 25), {"alpha": -1.5}
     tree = record.decompose(attrs, ["src"])
@@ -219,7 +219,7 @@ def test_the_decomposition_of_celu_is_right_for_a_negative_alpha() -> None:
 
 
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
-def test_every_op_reaches_onnx_or_says_why_not(record: OpDef) -> None:
+def test_every_op_has_an_onnx_form_or_a_reason(record: OpDef) -> None:
     """Decompositions always end in ops that have an ONNX form, for any attributes."""
     if isinstance(record.onnx, str) and record.onnx:
         assert record.onnx.startswith("none: ")

@@ -54,7 +54,7 @@ def graph_of(record: OpDef, arrays: list[np.ndarray], attrs: dict[str, Any], dty
     return g.finalize()
 
 
-def test_inferred_shape_and_dtype_are_what_the_reference_returns(record: OpDef) -> None:
+def test_inferred_shape_and_dtype_match_the_reference(record: OpDef) -> None:
     count = 0
     for dtype, _, attrs, arrays in calls(record):
         (out,) = graph_of(record, arrays, attrs, dtype).outputs
@@ -79,7 +79,7 @@ def test_evaluate_agrees_with_the_reference_in_the_declared_dtype(record: OpDef)
         np.testing.assert_array_equal(result, expected, strict=True)
 
 
-def test_the_float64_truth_is_float64(record: OpDef) -> None:
+def test_float64_evaluation_returns_float64(record: OpDef) -> None:
     for dtype, _, attrs, arrays in calls(record):
         g = graph_of(record, arrays, attrs, dtype)
         result = og.evaluate(g, {f"x{i}": a for i, a in enumerate(arrays)})
@@ -87,7 +87,7 @@ def test_the_float64_truth_is_float64(record: OpDef) -> None:
         assert result.dtype == (np.float64 if declared.is_float else declared.numpy)
 
 
-def test_a_cxx_expression_fills_in_for_every_form(record: OpDef) -> None:
+def test_cxx_expression_is_complete_for_every_form(record: OpDef) -> None:
     for dtype in samples.dtypes_of(record):
         for ports, attrs in samples.forms(record, dtype):
             text = str(record.cxx({p.name: p.name for p in ports}, attrs, repr))
@@ -102,7 +102,7 @@ def test_commutative_ops_commute(record: OpDef) -> None:
         np.testing.assert_array_equal(record.reference(a, b, **attrs), record.reference(b, a, **attrs))
 
 
-def test_kinds_with_the_same_expression_do_not_exist() -> None:
+def test_kinds_have_distinct_cxx_expressions() -> None:
     made = [r.cxx({p.name: f"x{i}" for i, p in enumerate(r.inputs)}, r.default_attrs(), repr) for r in POINTWISE]
     texts = [str(call) for call in made]
     shared = {t for t in texts if texts.count(t) > 1}

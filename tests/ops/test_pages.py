@@ -14,18 +14,18 @@ REWRITE = "rewrite the pages: python -m opgraph.ops.page specs/ops"
 
 
 @pytest.mark.parametrize("record", all_ops(), ids=lambda r: r.kind)
-def test_a_page_is_what_its_record_says(record: OpDef) -> None:
+def test_page_equals_the_text_generated_from_its_record(record: OpDef) -> None:
     path = FOLDER / f"{record.kind}.md"
     assert path.exists(), REWRITE
     assert path.read_text(encoding="utf-8") == page_text(record), REWRITE
 
 
-def test_the_index_lists_every_page_and_there_are_no_others() -> None:
+def test_index_lists_every_page_and_no_others_exist() -> None:
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == index_text(), REWRITE
     assert {p.stem for p in FOLDER.glob("*.md")} == {"README", *(r.kind for r in all_ops())}, REWRITE
 
 
-def test_writing_replaces_old_pages_and_removes_those_of_kinds_that_are_gone(tmp_path: Path) -> None:
+def test_writing_replaces_old_pages_and_removes_stale_ones(tmp_path: Path) -> None:
     (tmp_path / "Gone.md").write_text("gone")
     (tmp_path / "Exp.md").write_text("old")
     written = write_pages(tmp_path)

@@ -60,7 +60,7 @@ def test_quantize_rounds_halves_to_even_and_saturates() -> None:
     np.testing.assert_array_equal(everywhere(g, [x]), np.array([4, 4, 2, 6, 203, 0, 255, 0, 0, 3], np.uint8))
 
 
-def test_dequantize_takes_the_zero_point_off_first() -> None:
+def test_dequantize_subtracts_the_zero_point_first() -> None:
     x = np.array([-128, -1, 0, 1, 127], np.int8)
     g = graph("Dequantize", ["s8"], [x], None, scales=[0.25], zps=[-4])
     np.testing.assert_array_equal(everywhere(g, [x]), np.float32(0.25) * (x.astype(np.float32) + 4))
@@ -68,7 +68,7 @@ def test_dequantize_takes_the_zero_point_off_first() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_a_scale_for_each_channel(axis: int) -> None:
+def test_per_channel_scales_apply_along_their_axis(axis: int) -> None:
     x = np.arange(24, dtype=np.int8).reshape(2, 3, 4)
     count = x.shape[axis]
     scales, zps = [2.0**-i for i in range(count)], list(range(count))
@@ -96,7 +96,7 @@ def test_f8_is_a_scaled_conversion(stored: str) -> None:
 
 @pytest.mark.parametrize(("src", "zps"), [("s4", "s4"), ("u4", "u8"), ("s8", "s8"), ("u8", "s32")])
 @pytest.mark.parametrize("scale", ["f16", "bf16", "f32"])
-def test_groups_have_a_scale_each(src: str, zps: str, scale: str) -> None:
+def test_per_group_scales_apply_to_their_group(src: str, zps: str, scale: str) -> None:
     rng = np.random.default_rng(0)
     low = 0 if src.startswith("u") else -8
     x = rng.integers(low, low + 16, (2, 8, 3)).astype(dtypes.get(src).numpy)
@@ -110,14 +110,14 @@ def test_groups_have_a_scale_each(src: str, zps: str, scale: str) -> None:
     np.testing.assert_array_equal(got, expected.astype(s.dtype))
 
 
-def test_truth_in_float64_knows_the_rounding() -> None:
+def test_float64_evaluation_of_quantize_rounds() -> None:
     x = np.array([0.2, 0.30000001], np.float32)
     g = graph("Quantize", ["f32"], [x], "s8", scales=[0.1])
     np.testing.assert_array_equal(og.evaluate(g, x0=x), [2, 3])
     assert og.evaluate(g, x0=x).dtype == np.int8
 
 
-def test_scales_have_a_gradient_and_what_is_rounded_to_integers_has_none() -> None:
+def test_scales_have_gradients_and_quantized_values_have_none() -> None:
     x, s = np.arange(6, dtype=np.int8).reshape(2, 3), np.array([0.5, 2, 4], np.float32)
     g = graph("DynamicDequantize", ["s8", "f32"], [x, s], None, axis=1, qtype="per_channel")
     h = og.gradient(g, ["x1"])
@@ -149,14 +149,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "error", "what"), BAD, ids=[b[0] for b in BAD])
-def test_a_bad_call_is_refused_in_three_lines(line: str, error: type[errors.OpGraphError], what: str) -> None:
+def test_invalid_call_is_refused_in_three_lines(line: str, error: type[errors.OpGraphError], what: str) -> None:
     with pytest.raises(error) as caught:
         og.parse(f"graph(x: f32[2,3], i: s8[2,3], s: f32[2], t: f32[], u: s8[*]) -> (y)\n  {line}")
     assert what in caught.value.what and len(str(caught.value).split("\n")) == 3
 
 
 @pytest.mark.parametrize("dtype", [name for name, d in dtypes.BY_NAME.items() if d.category == "storage"])
-def test_only_what_quantizes_takes_dtypes_of_storage(dtype: str) -> None:
+def test_only_quantization_ops_accept_storage_dtypes(dtype: str) -> None:
     """Checks the records of all ops; structural ones take any dtype of a graph."""
     takers = set()
     for record in all_ops():
@@ -171,13 +171,13 @@ def test_only_what_quantizes_takes_dtypes_of_storage(dtype: str) -> None:
     assert takers >= structural and takers - structural <= {"Dequantize"}
 
 
-def test_4_bits_are_stored_and_nothing_else() -> None:
+def test_4_bit_dtypes_are_only_stored() -> None:
     assert ml_dtypes.int4 == dtypes.get("s4").numpy.type
     with pytest.raises(errors.InvalidDataType, match="does not take s4"):
         og.parse("graph(x: s4[3]) -> (y)\n  y = Add(x, x)")
 
 
-def test_scales_of_a_symbolic_size_may_be_one_for_all() -> None:
+def test_scale_of_symbolic_size_may_have_one_element() -> None:
     text = "graph(x: f32[4,3], s: f32[{}]) -> (y)\n  q: u8[4,3] = DynamicQuantize(x, s)\n  y = DynamicDequantize(q, s)"
     for size in ("?", "n"):
         g = og.parse(text.format(size)).finalize()

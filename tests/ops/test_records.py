@@ -32,11 +32,11 @@ GOOD: dict[str, Any] = {
 DATA_FORMAT = Attr(name="data_format", type="string", default="NXC", choices=("NXC", "NCX"))
 
 
-def test_the_sample_record_is_right() -> None:
+def test_sample_record_is_valid() -> None:
     OpDef(**GOOD)
 
 
-def test_a_formula_that_names_no_op_fails_when_all_records_are_there() -> None:
+def test_formula_naming_an_unknown_op_is_found() -> None:
     OpDef(**{**GOOD, "decomposition": "Multiply(src, Sigmod(src))"})
     kinds = {record.kind for record in all_ops()}
     assert find_undefined_kind(kinds) == "Sample: a formula names Sigmod, which is no op"
@@ -74,24 +74,24 @@ def test_a_formula_that_names_no_op_fails_when_all_records_are_there() -> None:
         ({"decomposition": "Multiply(src, other)"}, "names other"),  # it is optional
     ],
 )
-def test_a_mistake_in_a_record_fails_at_definition(change: dict[str, Any], message: str) -> None:
+def test_invalid_record_fails_at_definition(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OpDef(**{**GOOD, **change})
 
 
 @pytest.mark.parametrize("text", ["og::mul({src}, {beta})", "og::mul({source}, {alpha})", "og::add({src}, {other})"])
-def test_an_expression_that_names_what_is_not_there_fails_at_definition(text: str) -> None:
+def test_expression_with_an_unknown_name_fails_at_definition(text: str) -> None:
     with pytest.raises(KeyError):
         OpDef(**{**GOOD, "expression": text})
 
 
 @pytest.mark.parametrize("text", ["{src} * {alpha}", "og::mul(og::abs({src}), {alpha})", "mul({src}, {alpha})"])
-def test_an_expression_that_is_not_one_call_fails_at_definition(text: str) -> None:
+def test_expression_other_than_one_call_fails_at_definition(text: str) -> None:
     with pytest.raises(ValueError, match="no call of one function"):
         OpDef(**{**GOOD, "expression": text})
 
 
-def test_a_decomposition_that_cannot_be_read_fails_at_definition() -> None:
+def test_unreadable_decomposition_fails_at_definition() -> None:
     with pytest.raises(errors.InvalidArguments, match="not closed"):
         OpDef(**{**GOOD, "decomposition": "Multiply(src, src"})
 
@@ -107,18 +107,18 @@ def test_a_decomposition_that_cannot_be_read_fails_at_definition() -> None:
         {"type": "string", "default": "a", "choices": ("b", "c")},
     ],
 )
-def test_a_mistake_in_an_attribute_fails_at_definition(fields: dict[str, Any]) -> None:
+def test_invalid_attribute_fails_at_definition(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="attribute a"):
         Attr(name="a", **fields)
 
 
-def test_a_kind_is_defined_once() -> None:
+def test_kind_may_be_defined_only_once() -> None:
     with pytest.raises(ValueError, match="defined twice"):
         register(OpDef(**{**GOOD, "kind": "Sigmoid"}))
 
 
 @pytest.mark.parametrize("record", [r for r in all_ops() if r.is_pointwise], ids=lambda r: r.kind)
-def test_a_record_says_what_it_is(record: OpDef) -> None:
+def test_record_has_doc_source_and_cost(record: OpDef) -> None:
     assert record.doc.endswith(".")
     assert record.source
     assert record.cost >= 1
@@ -410,7 +410,7 @@ BAD_CALLS: list[tuple[str, Callable[[og.Graph, Any, Any, Any, Any], Any], type[E
 @pytest.mark.parametrize(
     ("call", "error", "what", "where", "fix"), [b[1:] for b in BAD_CALLS], ids=[b[0] for b in BAD_CALLS]
 )
-def test_a_bad_call_says_what_where_and_how_to_fix_it(
+def test_invalid_call_raises_a_three_line_error(
     call: Callable[..., Any], error: type[errors.OpGraphError], what: str, where: str, fix: str
 ) -> None:
     g, *tensors = graph()
@@ -428,7 +428,7 @@ def test_a_bad_call_says_what_where_and_how_to_fix_it(
 # -- valid calls ------------------------------------------------------------------------------------------------------
 
 
-def test_scalar_constants_take_the_dtype_of_what_they_meet() -> None:
+def test_scalar_constants_take_their_operands_dtype() -> None:
     g = og.Graph()
     x, c = g.input("x", "f16", (3,)), g.input("c", "boolean", (3,))
     assert g.add_op("Select", c, x, 0.0).dtype == "f16"
@@ -438,7 +438,7 @@ def test_scalar_constants_take_the_dtype_of_what_they_meet() -> None:
     assert g.add_op("TypeCast", 1.5, dtype="s8").dtype == "s8"
 
 
-def test_float_attributes_are_f32_and_defaults_too() -> None:
+def test_float_attributes_and_defaults_are_f32() -> None:
     g = og.Graph()
     g.add_op("Selu", g.input("x", shape=(3,)))
     g.add_op("Elu", g.input("z", shape=(3,)), alpha=0.1)
@@ -446,7 +446,7 @@ def test_float_attributes_are_f32_and_defaults_too() -> None:
     assert g.ops[1].attr("alpha") == float(np.float32(0.1)) != 0.1
 
 
-def test_mixed_floats_have_the_dtype_stated_or_f32() -> None:
+def test_mixed_floats_give_the_stated_dtype_or_f32() -> None:
     g = og.Graph()
     x, h, b = (g.input(n, d, (3,)) for n, d in (("x", "f32"), ("h", "f16"), ("b", "bf16")))
     assert g.add_op("Add", x, h).dtype == g.add_op("Multiply", h, b).dtype == "f32"
@@ -469,7 +469,7 @@ def test_channel_operands_lie_along_the_channel_axis() -> None:
     assert record.appended_axes(0, [1, 1], {"data_format": "NCX", "per_channel_broadcast": True}) == 0
 
 
-def test_an_index_counts_along_its_axis() -> None:
+def test_gen_index_counts_along_its_axis() -> None:
     g = og.Graph()
     g.add_op("GenIndex", g.input("x", shape=(2, 3)), name="y", axis=-1)
     np.testing.assert_array_equal(og.evaluate(g, x=np.zeros((2, 3), "f4")), [[0, 1, 2]] * 2)

@@ -50,7 +50,7 @@ def of_a_node(dtype: str, g: np.ndarray, y: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("how,dtype", [(native, "f32"), (native, "f64"), (native, "bf16"), (of_a_node, "f32")])
-def test_the_gradient_of_a_certain_class_keeps_its_digits(how: Callable[..., Any], dtype: str) -> None:
+def test_log_softmax_gradient_is_exact_near_probability_one(how: Callable[..., Any], dtype: str) -> None:
     g, y, truth = certain(dtype)
     found = np.asarray(how(dtype, g, y)).astype(float)
     tensors = [from_numpy(a.copy()) for a in (g, y)]
@@ -62,7 +62,7 @@ def test_the_gradient_of_a_certain_class_keeps_its_digits(how: Callable[..., Any
 
 @pytest.mark.parametrize("mode", ["none", "inf_as_zero"])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_the_statistics_of_infinite_elements_are_the_same_in_a_kernel_and_in_a_library(mode: str, dtype: str) -> None:
+def test_softmax_statistics_of_infinities_agree_in_kernel_and_library(mode: str, dtype: str) -> None:
     """For unknown sizes, the forward pass with a gradient is a library op."""
     graph = og.parse(f'graph(x: {dtype}[?,?]) -> (s)\n  y, s = SoftMax(x, axis=0, mode="{mode}")')
     inf, nan = float("inf"), float("nan")

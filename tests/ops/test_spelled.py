@@ -34,7 +34,7 @@ def calls(record: OpDef, dtype: str) -> Iterator[tuple[Call, og.Graph, list[np.n
 
 
 @KINDS
-def test_it_is_the_op_in_float64(record: OpDef) -> None:
+def test_decomposition_equals_the_op_in_float64(record: OpDef) -> None:
     for call, graph, arrays in calls(record, "f64"):
         whole = listed(og.evaluate(graph, feeds(arrays)))
         for got, expected in zip(spelled_values(graph, arrays, "f64"), whole, strict=True):
@@ -43,7 +43,7 @@ def test_it_is_the_op_in_float64(record: OpDef) -> None:
 
 @KINDS
 @pytest.mark.parametrize("unknown", ["sizes", "symbols"])
-def test_it_needs_no_sizes(record: OpDef, unknown: str) -> None:
+def test_decomposition_works_with_unknown_sizes(record: OpDef, unknown: str) -> None:
     for call in CALLS[record.kind]:
         graph, arrays = graph_of(record, call, "f64", unknown), arrays_of(call, "f64", record)
         whole = listed(og.evaluate(graph, feeds(arrays)))
@@ -57,7 +57,7 @@ def test_it_needs_no_sizes(record: OpDef, unknown: str) -> None:
 
 
 @KINDS
-def test_it_is_made_of_what_one_kernel_may_hold(record: OpDef) -> None:
+def test_decomposition_consists_of_fusible_ops(record: OpDef) -> None:
     for _, graph, _ in calls(record, "bf16"):
         for op in spelled(graph).ops:
             small = opdef.get(op.kind, where="test")
@@ -71,7 +71,7 @@ def test_it_is_made_of_what_one_kernel_may_hold(record: OpDef) -> None:
 
 @KINDS
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_it_is_as_accurate_as_the_op(record: OpDef, dtype: str) -> None:
+def test_decomposition_is_as_accurate_as_the_op(record: OpDef, dtype: str) -> None:
     for call, graph, arrays in calls(record, dtype):
         truths = listed(og.evaluate(graph, feeds(arrays)))
         whole = listed(og.evaluate(graph, feeds(arrays), dtype=None))
@@ -97,7 +97,7 @@ SHIFTED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", SHIFTED)
-def test_far_from_zero_f32_does_not_cancel(kind: str) -> None:
+def test_f32_norm_far_from_zero_does_not_cancel(kind: str) -> None:
     record = opdef.get(kind, where="test")
     x = (np.random.default_rng(0).normal(size=(2, 4, 256)) + 1000).astype(np.float32)
     call = Call([x.shape], SHIFTED[kind])
@@ -106,13 +106,13 @@ def test_far_from_zero_f32_does_not_cancel(kind: str) -> None:
     assert np.max(np.abs(got - truth) / np.maximum(np.abs(truth), 1)) < 2e-4  # 0.06 with a variance by squares
 
 
-def test_what_is_pointwise_is_not_spelled() -> None:
+def test_pointwise_op_may_not_be_decomposed() -> None:
     fields = {n: getattr(opdef.get("Exp", where="test"), n) for n in OpDef.__slots__}
     with pytest.raises(ValueError, match="only what a library runs is spelled"):
         OpDef(**{**fields, "spelled": lambda build, op: ()})
 
 
-def test_a_rank_that_nobody_knows_is_asked_for() -> None:
+def test_decomposition_needing_an_unknown_rank_is_refused() -> None:
     graph = og.parse("graph(x: f32[*]) -> (y)\n  y = RMSNorm(x, begin_norm_axis=1)")
     with pytest.raises(errors.Unimplemented, match="number of dimensions") as caught:
         spelled(graph)
@@ -120,7 +120,7 @@ def test_a_rank_that_nobody_knows_is_asked_for() -> None:
     assert spelled(og.parse("graph(x: f32[*]) -> (y)\n  y = RMSNorm(x)")).ops
 
 
-def test_dtypes_of_statistics_follow_parameters_or_are_wide() -> None:
+def test_norm_statistics_take_the_parameter_dtype_or_f32() -> None:
     for src, affine, stats in (
         ("f32", "", "f32"),
         ("bf16", "", "f32"),
@@ -140,7 +140,7 @@ def test_dtypes_of_statistics_follow_parameters_or_are_wide() -> None:
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
 @pytest.mark.parametrize("declared", ["sizes", "unknown samples"])
 @pytest.mark.parametrize("shape", [(3, 0), (3, 4, 0), (3, 0, 4), (0, 4, 4), (0, 0)])
-def test_groupnorm_of_no_elements_has_a_gradient(shape: tuple[int, ...], declared: str, layout: str) -> None:
+def test_group_norm_of_no_elements_has_a_gradient(shape: tuple[int, ...], declared: str, layout: str) -> None:
     graph = og.Graph()
     x = graph.input("x", "f64", shape if declared == "sizes" else (None, *shape[1:]))
     graph.output(graph.add_op("GroupNorm", x, groups=4, use_affine=False, keep_stats=False, data_format=layout))
@@ -151,7 +151,7 @@ def test_groupnorm_of_no_elements_has_a_gradient(shape: tuple[int, ...], declare
         assert og.evaluate(g, given).shape == og.compile(g)(given).shape == shape
 
 
-def test_groupnorm_of_unknown_samples_without_elements_along_two_axes_is_refused() -> None:
+def test_group_norm_gradient_of_unknown_empty_batch_is_refused() -> None:
     text = 'GroupNorm(x, groups=4, use_affine=false, keep_stats=false, data_format="NXC")'
     graph = og.parse(f"graph(x: f32[?,0,0]) -> (y)\n  y = {text}")
     with pytest.raises(errors.Unimplemented, match="declare the size of the first axis"):
@@ -169,7 +169,7 @@ def test_groupnorm_of_unknown_samples_without_elements_along_two_axes_is_refused
     ],
     ids=["weight", "bias", "weight after an op", "made"],
 )
-def test_a_parameter_of_a_groupnorm_may_be_read_along_the_last_axis_as_well(body: str, shape: tuple[int, ...]) -> None:
+def test_group_norm_parameter_may_also_be_read_along_the_last_axis(body: str, shape: tuple[int, ...]) -> None:
     """With as many channels as elements along the last axis, both ways to read the parameter have the same shape."""
     sizes = ",".join(map(str, shape))
     text = body.replace("NCX", '"NCX"')
@@ -182,7 +182,7 @@ def test_a_parameter_of_a_groupnorm_may_be_read_along_the_last_axis_as_well(body
     assert "along different axes" in str(graph.explain())
 
 
-def test_a_sum_goes_to_the_shape_of_what_follows_from_one_value_for_each_row() -> None:
+def test_sum_takes_the_shape_of_a_value_derived_from_row_values() -> None:
     """`d` has the shape [1], like no array of the loop over [5]; because of `a`, it is no row value of that loop."""
     text = """graph(x: f32[1,1,3], z: f32[5], w: f32[5]) -> (y)
       a = BiasAddBackward(x, data_format="NCX")
@@ -200,7 +200,7 @@ def test_a_sum_goes_to_the_shape_of_what_follows_from_one_value_for_each_row() -
 
 
 @pytest.mark.parametrize("body", ["a = Minimum(x, z)", "e = Exp(x)\n  a = Minimum(e, z)"], ids=["read", "made"])
-def test_statistics_of_a_groupnorm_have_the_axis_that_an_operand_of_one_element_brings(body: str) -> None:
+def test_group_norm_statistics_follow_the_broadcast_shape(body: str) -> None:
     graph = og.parse(
         f"graph(x: f32[1,1], z: f32[3]) -> (n, m, v)\n  {body}\n  n, m, v = GroupNorm(a, groups=3, use_affine=false)\n"
     )
@@ -221,7 +221,7 @@ def test_statistics_of_a_groupnorm_have_the_axis_that_an_operand_of_one_element_
     ],
     ids=["batch norm", "a sum"],
 )
-def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str) -> None:
+def test_channel_op_of_lower_rank_beside_a_group_norm(body: str) -> None:
     """`x` of three axes broadcasts to the GroupNorm's input of four axes: its channels are that input's axis 2."""
     norm = "groups=3, use_affine=false, keep_stats=false, data_format=NCX)"
     body = body.replace("GROUPS(z)", f"GroupNorm(z, {norm}").replace("GROUPS(s)", f"GroupNorm(s, {norm}")
@@ -234,7 +234,7 @@ def test_channels_beside_a_groupnorm_are_those_of_an_op_of_fewer_axes(body: str)
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_axes_that_come_back_beside_other_rows_are_there() -> None:
+def test_value_of_two_row_loops_keeps_its_axes() -> None:
     """`d` depends on the rows of two loops, so it is a row value of neither, and it has one element in one axis."""
     text = """graph(a: f64[1,?], b: f64[1,1]) -> (y)
       m = ReduceMin(a, axes=[1])
@@ -247,7 +247,7 @@ def test_axes_that_come_back_beside_other_rows_are_there() -> None:
     assert got.tolist() == [[4.0]]
 
 
-def test_an_operand_of_one_element_has_as_many_axes_as_its_reader_says_whatever_a_reshape_cuts_elsewhere() -> None:
+def test_one_element_operand_has_the_rank_its_reader_expects() -> None:
     """`x` has three axes in the loop of `b`, where `a` is made from three axes, and two axes in that of `f`."""
     text = """graph(z: f32[1,1,1], x: f32[1,1], w: f32[1,1], v: f32[1,1]) -> (b, f, h)
       a = StaticReshape(z, shape=[1,1], special_zero=false)
@@ -276,7 +276,7 @@ def test_an_operand_of_one_element_has_as_many_axes_as_its_reader_says_whatever_
     ],
     ids=["two of them", "of fewer than the norm's"],
 )
-def test_operands_of_one_element_say_how_many_axes_there_are_where_no_other_one_does(text: str) -> None:
+def test_one_element_operands_determine_the_rank_of_the_result(text: str) -> None:
     graph, rng = og.parse(text), np.random.default_rng(0)
     given = {t.name: rng.normal(size=t.shape).astype("?" if t.dtype == "boolean" else "f") for t in graph.inputs}
     got, want = og.compile(graph, device="cpu")(given), og.evaluate(graph, given)
@@ -286,7 +286,7 @@ def test_operands_of_one_element_say_how_many_axes_there_are_where_no_other_one_
 
 
 @pytest.mark.parametrize("kind", ["BiasAdd(z, w", "PReLU(z, w", "BroadcastTo(w, z"])
-def test_a_parameter_of_a_groupnorm_lies_along_the_channels_of_another_op_as_well(kind: str) -> None:
+def test_group_norm_parameter_is_also_a_channel_operand_of_another_op(kind: str) -> None:
     """That op is not moved into a larger loop, whose second axis is another one."""
     graph = og.parse(
         f"""graph(x: f32[2,3,3], w: f32[3], z: f32[3,3,3], u: f32[2,3,3,3]) -> (n, y)

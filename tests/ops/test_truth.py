@@ -125,7 +125,7 @@ def torch_result(record: OpDef, arrays: list[np.ndarray], attrs: Mapping[str, An
 
 
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
-def test_the_torch_form_agrees(record: OpDef) -> None:
+def test_torch_form_agrees_with_the_reference(record: OpDef) -> None:
     for dtype in samples.dtypes_of(record):
         for ports, attrs in samples.forms(record, dtype):
             small = [(6, 5, 5)] + [(5,)] * (len(ports) - 1)
@@ -147,7 +147,7 @@ def test_the_torch_form_agrees(record: OpDef) -> None:
 
 
 @pytest.mark.parametrize("record", [r for r in POINTWISE if len(r.inputs) == 1], ids=lambda r: r.kind)
-def test_special_points_are_torchs(record: OpDef) -> None:
+def test_special_values_agree_with_torch(record: OpDef) -> None:
     if record.kind in TORCH_DIFFERS or "f64" not in samples.dtypes_of(record) or record.index_of:
         pytest.skip(TORCH_DIFFERS.get(record.kind, "no special points"))
     for _, attrs in samples.forms(record, "f64"):
@@ -237,7 +237,7 @@ PINNED = [
 
 
 @pytest.mark.parametrize(("kind", "args", "attrs", "expected"), PINNED)
-def test_a_special_point(kind: str, args: tuple[float, ...], attrs: Mapping[str, Any], expected: float) -> None:
+def test_pinned_special_value(kind: str, args: tuple[float, ...], attrs: Mapping[str, Any], expected: float) -> None:
     for dtype in (np.float64, np.float32):
         with np.errstate(all="ignore"):
             inputs = [np.asarray(a, dtype) for a in args]
@@ -278,20 +278,20 @@ INTEGERS = [
 
 
 @pytest.mark.parametrize(("kind", "a", "b", "attrs", "expected"), INTEGERS)
-def test_an_integer_corner(kind: str, a: int, b: int, attrs: Mapping[str, Any], expected: int) -> None:
+def test_integer_corner_case(kind: str, a: int, b: int, attrs: Mapping[str, Any], expected: int) -> None:
     inputs = [np.array([v], np.int8) for v in (a, b)]
     assert of(kind, *inputs, **attrs).tolist() == [expected]
     assert of(kind, *[v.reshape(()) for v in inputs], **attrs) == expected
     assert torch_result(op(kind), inputs, attrs).tolist() == [expected]
 
 
-def test_the_lowest_integer_has_no_opposite() -> None:
+def test_lowest_integer_has_no_negation() -> None:
     low = np.array([-128], np.int8)
     assert of("Abs", low).tolist() == of("Neg", low).tolist() == [-128]
 
 
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
-def test_f16_and_bf16_are_f32_rounded_once(record: OpDef) -> None:
+def test_16_bit_results_are_f32_rounded_once(record: OpDef) -> None:
     for dtype in {"f16", "bf16"} & set(samples.dtypes_of(record)):
         for ports, attrs in samples.forms(record, dtype):
             arrays = samples.arrays(record, ports, dtype, [(40, 5)] + [(5,)] * (len(ports) - 1))
@@ -300,7 +300,7 @@ def test_f16_and_bf16_are_f32_rounded_once(record: OpDef) -> None:
             np.testing.assert_array_equal(got, wide.astype(got.dtype))
 
 
-def test_mixed_floats_meet_in_f32() -> None:
+def test_mixed_16_bit_floats_are_computed_in_f32() -> None:
     half, brain = np.array([1.0], np.float16), np.array([2.0**-10], ml_dtypes.bfloat16)
     assert of("Add", half, brain).dtype == np.float32
     assert of("Add", half, brain.astype(np.float32)).dtype == np.float32
@@ -338,7 +338,7 @@ CASTS = [
 
 
 @pytest.mark.parametrize(("value", "source", "target", "expected"), CASTS)
-def test_a_cast(value: Any, source: str, target: str, expected: Any) -> None:
+def test_cast_of_a_pinned_value(value: Any, source: str, target: str, expected: Any) -> None:
     array = np.array([value], dtypes.get(source).numpy)
     result = cast(array, target)
     assert result.dtype == dtypes.get(target).numpy
@@ -348,7 +348,7 @@ def test_a_cast(value: Any, source: str, target: str, expected: Any) -> None:
 
 @pytest.mark.parametrize("compiles", [True, False])
 @pytest.mark.filterwarnings("ignore:there is no C")
-def test_a_kernel_casts_numbers_alike(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_casts_equal_the_reference(compiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiles:
         monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     graph = og.Graph()
