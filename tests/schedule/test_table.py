@@ -30,14 +30,14 @@ def chosen(text: str, target: str) -> Schedule:
 
 
 @EACH
-def test_each_row_takes_its_example_and_leaves_its_counter_example(target: str, row: Row) -> None:
+def test_each_row_matches_its_example_and_not_its_counter_example(target: str, row: Row) -> None:
     taken, left = chosen(row.takes, target), chosen(row.leaves, target)
     assert taken.name == row.name and str(taken).startswith(f"{row.name} over ")
     assert left.name != row.name and left.name in {other.name for other in TABLE[target]}
 
 
 @EACH
-def test_each_row_has_a_kernel_that_says_its_name(target: str, row: Row) -> None:
+def test_each_rows_kernel_names_its_schedule(target: str, row: Row) -> None:
     found = chosen(row.takes, target)
     if isinstance(found, CpuSchedule):
         sources = [host_source(found)]
@@ -53,12 +53,12 @@ def test_each_row_has_a_kernel_that_says_its_name(target: str, row: Row) -> None
 
 
 @EACH
-def test_each_row_gives_its_reasons_on_a_page(target: str, row: Row) -> None:
+def test_each_row_refers_to_a_decision_page(target: str, row: Row) -> None:
     assert (DECISIONS / row.why).is_file()
 
 
 @pytest.mark.parametrize("row", CPU_TABLE, ids=lambda row: row.name)
-def test_what_is_shown_compiled_and_run_on_the_cpu_follows_the_row(row: Row, no_cache: None) -> None:
+def test_shown_and_compiled_cpu_kernels_follow_the_row(row: Row, no_cache: None) -> None:
     if row.name == schedule.PERSISTENT_INNER and not cpu_compiler.has_lanes():
         pytest.skip("no GCC, or a machine without AVX-512")
     graph = og.parse(row.takes).finalize()
@@ -81,14 +81,14 @@ def test_show_names_the_schedule_of_each_kernel(tmp_path: Path, capsys: pytest.C
         assert f"({device}), {name}\n" in capsys.readouterr().out
 
 
-def test_each_name_has_a_row() -> None:
+def test_each_schedule_name_has_a_row() -> None:
     names = {value for name, value in vars(schedule).items() if name.isupper() and isinstance(value, str)}
     assert names == {row.name for _, row in ROWS}
     for rows in TABLE.values():
         assert len({row.name for row in rows}) == len(rows)
 
 
-def test_a_schedule_is_a_value() -> None:
+def test_schedules_compare_by_value() -> None:
     """Schedules of equal loops and layouts are equal; on the CPU calls of other sizes share a kernel."""
     text = "graph(x: f32[{},40]) -> (y)\n  y = SoftMax(x, axis=-1)"
     one, same, other = (chosen(text.format(n), "cpu") for n in (100, 100, 300))
