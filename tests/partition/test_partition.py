@@ -40,7 +40,7 @@ def cut(graph):
     return partition(graph.finalize()).partitions
 
 
-def test_a_partition_as_a_graph_has_all_ports_whatever_they_are_called():
+def test_partition_graph_keeps_ports_with_colliding_names():
     graph = og.Graph()
     x = graph.input("x", "f32", (2,))
     y = graph.add_op("Exp", x)
@@ -91,7 +91,7 @@ def test_a_pointwise_graph_is_one_partition(expression, shape):
 
 
 @pytest.mark.parametrize("shape", ["[8]", "[?,8]", "[*]", "[seq,8]"])
-def test_a_swish_whose_sigmoid_is_an_output_too_is_one_partition(shape):
+def test_swish_with_sigmoid_as_output_is_one_partition(shape):
     (part,) = cut_text(f"graph(x: f32{shape}) -> (s, y)\n s = Sigmoid(x)\n y = Multiply(x, s)")
     assert part.units == ("swish",)
     assert [t.name for t in part.output_ports] == ["s", "y"]
@@ -104,7 +104,7 @@ def test_swiglu_lists_its_nested_swish():
 
 
 @pytest.mark.parametrize("length", [25, 800])
-def test_a_chain_is_one_partition_as_long_as_it_compiles_quickly(length):
+def test_pointwise_chain_is_one_partition(length):
     graph = og.Graph()
     value = graph.input("x", shape=(None, 8))
     for i in range(length):
@@ -145,7 +145,7 @@ def test_gradients_and_dropout_are_one_pass(name):
     assert len(graph.get_partitions()) == 1
 
 
-def test_what_reads_one_value_is_one_pass_over_it():
+def test_readers_of_one_value_are_one_partition():
     assert len(cut_text("graph(x: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(x)")) == 1
     gated = "graph(g: f32[n,8], u: f32[n,8], d: f32[n,8]) -> (dg, du)\n %0 = Sigmoid(g)\n dg = Multiply(d, u)\n"
     (part,) = cut_text(gated + " du = Multiply(d, %0)")
@@ -166,14 +166,14 @@ def test_ops_without_an_edge_between_them_stay_apart(graph):
     assert len(cut_text(graph)) == 2
 
 
-def test_what_reads_one_value_stays_apart_where_one_waits_for_the_other():
+def test_readers_of_one_value_stay_apart_if_fusing_makes_a_cycle():
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     graph.add_op("Multiply", x, foreign(graph, graph.add_op("ReLU", x)))
     assert [p.kind for p in cut(graph)] == ["fused", "library", "fused"]
 
 
-def test_a_kernel_that_would_read_too_many_values_is_not_grown_for_one_more():
+def test_partition_inputs_are_limited():
     """Seventeen outputs of x with one more input each."""
     names = [f"i{k}" for k in range(17)]
     head = f"graph(x: f32[8], {', '.join(f'{n}: f32[8]' for n in names)}) -> ({', '.join('o' + n for n in names)})\n"
@@ -184,7 +184,7 @@ def test_a_kernel_that_would_read_too_many_values_is_not_grown_for_one_more():
 # -- boundaries ------------------------------------------------------------------------------------------------------
 
 
-def test_a_residual_stream_is_cut_where_fusing_would_make_a_cycle():
+def test_residual_stream_is_split_where_fusing_makes_a_cycle():
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     h = graph.add_op("ReLU", x, name="pre")
@@ -197,7 +197,7 @@ def test_a_residual_stream_is_cut_where_fusing_would_make_a_cycle():
     assert rows["pre"].why == 'apart from Add "add": fusing would make a cycle through Conv "conv"'
 
 
-def test_a_branch_beside_a_foreign_op_is_fused_where_no_path_comes_back():
+def test_branch_beside_a_foreign_op_is_fused_without_a_cycle():
     """relu(x) feeds only the add, whose other operand is a convolution of z: no path from relu leads to it."""
     graph = og.Graph()
     x, z = graph.input("x", shape=(4, 8)), graph.input("z", shape=(4, 8))
@@ -207,7 +207,7 @@ def test_a_branch_beside_a_foreign_op_is_fused_where_no_path_comes_back():
     assert [len(p.ops) for p in parts] == [1, 3]
 
 
-def test_a_diamond_of_foreign_and_pointwise_ops_is_cut_once():
+def test_diamond_of_foreign_and_pointwise_ops_is_split_once():
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     a = graph.add_op("Exp", x)
@@ -227,7 +227,7 @@ def test_neighbouring_foreign_ops_are_one_partition():
     ]
 
 
-def test_foreign_ops_side_by_side_are_one_partition():
+def test_independent_foreign_ops_are_one_partition():
     """Two branches of convolution and activation: the convolutions of equal depth run in one call."""
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
@@ -236,7 +236,7 @@ def test_foreign_ops_side_by_side_are_one_partition():
     assert [p.kind for p in cut(graph)] == ["library", "fused", "fused", "library"]
 
 
-def test_fused_partitions_come_before_library_ones():
+def test_fusing_kernels_has_priority_over_merging_library_ops():
     """Either exp and add are one kernel, or both foreign ops are one call. One kernel saves a pass over the data."""
     graph = og.Graph()
     x, z = graph.input("x", shape=(4, 8)), graph.input("z", shape=(4, 8))
@@ -248,7 +248,7 @@ def test_fused_partitions_come_before_library_ones():
     assert [p.kind for p in parts] == ["library", "fused", "library"]
 
 
-def test_a_wildcard_that_nobody_runs_is_alone_and_unsupported():
+def test_unsupported_wildcard_is_a_separate_partition():
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     foreign(graph, foreign(graph, x, onnx_op=None), onnx_op=None)
@@ -269,18 +269,18 @@ def test_end_is_in_no_partition_and_makes_an_output():
 # -- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_parameter_needs_is_computed_in_the_kernel_that_uses_it():
+def test_scalar_parameter_arithmetic_is_fused_into_its_kernel():
     """0-d parts move out of the loop, so even an exp costs nothing per element."""
     (part,) = cut_text(graph_of("Multiply(x, Exp(Tanh(Sigmoid(a))))", a="f32[]"))
     assert len(part.ops) == 4
 
 
-def test_a_chain_of_smaller_shapes_goes_along():
+def test_chain_of_smaller_shapes_is_fused():
     (part,) = cut_text(graph_of("Add(Multiply(x, Add(c, Exp(a))), 1)", a="f32[]", c="f32[8]"))
     assert len(part.ops) == 4
 
 
-def test_an_expensive_part_is_not_recomputed_for_each_element():
+def test_expensive_broadcast_part_is_not_recomputed_per_element():
     graph = og.parse(graph_of("Multiply(x, Exp(Sigmoid(c)))", x="f32[1024,8]", c="f32[8]"))
     small, _ = cut(graph)
     assert [op.kind for op in small.ops] == ["Sigmoid", "Exp"]
@@ -291,11 +291,11 @@ def test_an_expensive_part_is_not_recomputed_for_each_element():
     assert f"{cost} instructions" in why
 
 
-def test_a_cheap_part_of_smaller_shape_is_recomputed():
+def test_cheap_broadcast_part_is_recomputed_per_element():
     assert len(cut_text(graph_of("Multiply(x, Add(c, 1))", x="f32[1024,8]", c="f32[8]"))) == 1
 
 
-def test_a_part_that_is_constant_along_a_row_goes_along():
+def test_part_that_is_constant_along_a_row_is_fused():
     """The end of an RMSNorm: computed once per row on the CPU, once per pack on CUDA."""
     norm = "Multiply(x, Reciprocal(Sqrt(Add(m, 1e-5))))"
     assert len(cut_text(graph_of(norm, x="f32[b,s,64]", m="f32[b,s,1]"))) == 1
@@ -304,12 +304,12 @@ def test_a_part_that_is_constant_along_a_row_goes_along():
     assert len(cut_text(graph_of("Multiply(x, Lgamma(m))", x="f32[b,s,64]", m="f32[b,s,1]"))) == 2
 
 
-def test_an_expensive_part_is_recomputed_where_the_loop_is_hardly_larger():
+def test_expensive_part_is_recomputed_if_the_loop_is_little_larger():
     assert len(cut_text(graph_of("Multiply(x, Exp(c))", x="f32[2,8]", c="f32[8]"))) == 1
     assert len(cut_text(graph_of("Multiply(x, Exp(c))", x="f32[3,8]", c="f32[8]"))) == 2
 
 
-def test_a_smaller_part_that_others_need_too_is_computed_once():
+def test_broadcast_part_with_several_readers_is_computed_once():
     text = "graph(x: f32[64,8], c: f32[8]) -> (y, z)\n z = Add(c, 1.0)\n y = Multiply(x, z)"
     assert len(cut_text(text)) == 2
     head = "graph(x: f32[64,8], w: f32[32,8], c: f32[8]) -> (y, z)\n %0 = Add(c, 1.0)"
@@ -321,7 +321,7 @@ def test_a_smaller_part_that_others_need_too_is_computed_once():
         assert f"smaller shape [8] inside {big}: 2 partitions use it" in row.why
 
 
-def test_a_value_that_many_read_names_some_of_them():
+def test_reasons_for_a_value_with_many_readers_are_limited():
     def report_of(readers):
         graph = og.Graph()
         small = graph.add_op("Exp", graph.input("c", shape=(8,)))
@@ -336,7 +336,7 @@ def test_a_value_that_many_read_names_some_of_them():
     assert growth(report_of, 250) < 3
 
 
-def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
+def test_unknown_shapes_of_one_op_are_assumed_equal():
     """SwiGLU over two inputs of unknown length: such a declaration means that the lengths are equal."""
     for shape in ("[?,8]", "[*]"):
         (part,) = cut_text(graph_of("Multiply(Multiply(x, Sigmoid(x)), u)", shape=shape))
@@ -344,7 +344,7 @@ def test_two_unknown_shapes_that_meet_are_taken_to_be_equal():
     assert len(cut_text(graph_of("Multiply(x, Sigmoid(c))", x="f32[?,8]", c="f32[8]"))) == 2
 
 
-def test_unknown_sizes_that_keep_rows_from_a_kernel_are_named_with_the_way_out():
+def test_unknown_sizes_that_prevent_fusion_are_explained():
     """If one of them were 1, the rows would be different; a name declares that they are equal."""
     for size, count in (("?", 2), ("n", 1)):
         graph = og.parse(graph_of("Add(SoftMax(x, axis=-1), u)", shape=f"[4,{size}]"))
@@ -370,7 +370,7 @@ def test_an_operand_along_the_channel_axis_is_read_from_memory():
     assert "channel axis" in {row.kind: row.why for row in graph.explain().ops}["Add"]
 
 
-def test_an_op_with_an_operand_along_its_channel_axis_stays_in_its_own_shape():
+def test_channel_op_is_not_fused_into_a_larger_shape():
     """Axis 1 of [3,4,4] is axis 2 of [2,3,4,4]."""
     text = "graph(x: f32[2,3,4,4], z: f32[3,4,4], b: f32[4]) -> (y)\n"
     text += ' %0 = BiasAdd(z, b, data_format="NCX")\n y = Multiply(x, %0)'
@@ -384,7 +384,7 @@ def test_an_operand_that_may_lie_along_the_channel_axis_is_read_from_memory():
     assert len(cut_text('graph(x: f32[*]) -> (y)\n %0 = ReLU(x)\n y = PReLU(x, %0, data_format="NCX")')) == 2
 
 
-def test_what_was_taken_in_does_not_change_the_shape_of_the_loop():
+def test_fused_small_parts_do_not_change_the_loop_shape():
     """The [8] part with three foreign operands is fused first; the exp, also [8], is still next to [1024,8]."""
     graph = og.Graph()
     x, c = graph.input("x", shape=(1024, 8)), graph.input("c", shape=(8,))
@@ -395,7 +395,7 @@ def test_what_was_taken_in_does_not_change_the_shape_of_the_loop():
     assert sorted((p.kind, len(p.ops)) for p in cut(graph)) == [("fused", 1), ("fused", 4), ("library", 3)]
 
 
-def test_shapes_are_equal_only_where_that_is_sure():
+def test_symbolic_shapes_are_equal_only_if_certain():
     graph = og.parse(
         "graph(x: f32[*], z: f32[*], v: f32[?,8], w: f32[?,8], m: f32[seq,8]) -> (a, b, c, d, e, f, g, h)\n"
         " a = Multiply(x, 2.0)\n b = Add(x, z)\n c = Add(x, v)\n d = ReLU(v)\n e = Add(v, w)\n"
@@ -410,7 +410,7 @@ def test_shapes_are_equal_only_where_that_is_sure():
     assert [shape_text(of[name]) for name in "xbevh"] == ["[*]", "[*]", "[?,8]", "[?,8]", "[seq,8]"]
 
 
-def test_an_index_is_not_computed_within_a_larger_shape():
+def test_gen_index_is_not_fused_into_a_larger_shape():
     text = "graph(x: s32[64,8], c: f32[8]) -> (y)\n %0 = GenIndex(c, axis=0)\n y = Add(x, %0)"
     assert len(cut_text(text)) == 2
 
@@ -418,14 +418,14 @@ def test_an_index_is_not_computed_within_a_larger_shape():
 # -- ports, units, order ---------------------------------------------------------------------------------------------
 
 
-def test_ports_are_listed_once_and_constants_apart():
+def test_ports_are_listed_once_and_constants_separately():
     (part,) = cut_text(graph_of("Add(Multiply(x, Sigmoid(x)), Multiply(z, 2))"))
     assert [t.name for t in part.input_ports] == ["x", "z"]
     assert [t.data.item() for t in part.constants] == [2.0]
     assert [t.name for t in part.output_ports] == ["y"]
 
 
-def test_values_that_nobody_needs_are_no_ports_unless_there_are_no_others():
+def test_unused_values_are_ports_only_if_there_are_no_others():
     graph = og.Graph()
     x = graph.input("x", shape=(8,))
     graph.add_op("Tanh", graph.add_op("ReLU", x, name="dead"), name="last")
@@ -436,7 +436,7 @@ def test_values_that_nobody_needs_are_no_ports_unless_there_are_no_others():
     assert [t.name for t in alive.output_ports] == ["kept"]
 
 
-def test_a_unit_cut_in_two_is_no_unit_of_either():
+def test_unit_split_between_partitions_is_not_reported():
     """Sigmoid of [?,8] and the product are in different partitions, separated by the convolution."""
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
@@ -454,7 +454,7 @@ def test_unit_names_come_in_the_order_of_their_roots():
     assert roots == sorted(roots)
 
 
-def test_partitions_come_in_the_order_of_their_first_ops_where_that_is_possible():
+def test_partitions_are_ordered_by_their_first_ops():
     graph = og.Graph()
     first = graph.add_op("ReLU", graph.input("x", shape=(8,)))
     graph.add_op("Tanh", graph.input("z", shape=(8,)))
@@ -462,7 +462,7 @@ def test_partitions_come_in_the_order_of_their_first_ops_where_that_is_possible(
     assert [p.ops[0].kind for p in cut(graph)] == ["ReLU", "Tanh"]
 
 
-def test_cutting_twice_gives_the_same():
+def test_partitioning_is_deterministic():
     graph = random_graph(random.Random(3), 200)
     first, second = cut(graph), cut(graph)
     assert [[o.id for o in p.ops] for p in first] == [[o.id for o in p.ops] for p in second]
@@ -471,7 +471,7 @@ def test_cutting_twice_gives_the_same():
 # -- get_partitions --------------------------------------------------------------------------------------------------
 
 
-def test_policy_debug_leaves_every_op_alone():
+def test_debug_policy_separates_every_op():
     graph = og.parse(graph_of("Multiply(x, Sigmoid(x))"))
     parts = graph.get_partitions("debug")
     assert [len(p.ops) for p in parts] == [1, 1]
@@ -500,7 +500,7 @@ def test_an_empty_graph_has_no_partitions():
 # -- the report ------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_tells_why_in_a_table():
+def test_explain_prints_reasons_in_a_table():
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     h = graph.add_op("Multiply", x, graph.add_op("Sigmoid", x, name="gate"), name="act")
@@ -526,7 +526,7 @@ def test_the_report_tells_why_in_a_table():
     )
 
 
-def test_the_report_is_fit_for_json():
+def test_explain_report_is_json_serializable():
     graph = og.parse(graph_of("Multiply(x, Sigmoid(x))", shape="[?,8]"))
     told = json.loads(json.dumps(graph.explain().to_dict()))
     assert [row["partition"] for row in told["ops"]] == [0, 0]
@@ -570,7 +570,7 @@ def reaches(count, edges):
     window=st.integers(2, 20),
     share=st.sampled_from([0.1, 0.3, 0.6]),
 )
-def test_any_graph_is_cut_into_pieces_that_can_run(seed, size, window, share):
+def test_random_graphs_are_split_into_executable_partitions(seed, size, window, share):
     graph = random_graph(random.Random(seed), size, window=window, foreign_share=share)
     parts = cut(graph)
     shapes = symbolic_shapes(graph)
@@ -608,7 +608,7 @@ def test_any_graph_is_cut_into_pieces_that_can_run(seed, size, window, share):
 
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 10**9), count=st.integers(2, 25))
-def test_clusters_join_exactly_what_makes_no_cycle(seed, count):
+def test_clusters_join_exactly_if_no_cycle_results(seed, count):
     """Compared with brute force: after any joins, two clusters may be joined if no path leads through a third."""
     rng = random.Random(seed)
     sources = [sorted({rng.randrange(n) for _ in range(rng.randrange(4))}) if n else [] for n in range(count)]
@@ -644,7 +644,7 @@ def test_clusters_join_exactly_what_makes_no_cycle(seed, count):
         assert all(at[clusters.find(s)] <= at[clusters.find(n)] for n in range(count) for s in sources[n])
 
 
-def test_a_search_that_is_too_long_is_refused():
+def test_cycle_search_beyond_its_limit_is_refused():
     """A ladder: every join of neighbours on one rail must search the other rail."""
     sources = [[], *[[n - 1] for n in range(1, 40)]]
     sources[39] = [38, 0]
@@ -656,7 +656,7 @@ def test_a_search_that_is_too_long_is_refused():
 # -- the check of partitionings --------------------------------------------------------------------------------------
 
 
-def test_broken_partitionings_are_caught():
+def test_invalid_partitionings_are_detected():
     graph = og.Graph()
     x = graph.input("x", shape=(8,))
     graph.add_op("ReLU", graph.add_op("Tanh", foreign(graph, graph.add_op("Exp", x))))
@@ -695,7 +695,7 @@ def test_broken_partitionings_are_caught():
             verify_partitions(graph, parts)
 
 
-def test_a_fused_partition_in_two_pieces_is_caught():
+def test_disconnected_fused_partition_is_detected():
     graph = og.parse("graph(x: f32[8], z: f32[8]) -> (a, b)\n a = ReLU(x)\n b = Tanh(z)")
     outputs = {t.id for t in graph.outputs}
     with pytest.raises(InvalidGraph, match="not connected"):
@@ -734,11 +734,11 @@ def random_ops(window):
 @pytest.mark.parametrize(
     "make", [chain, random_ops(10), random_ops(100_000), u_net], ids=["chain", "local", "global", "skips"]
 )
-def test_large_graphs_are_cut_in_linear_time(make):
+def test_large_graphs_are_partitioned_in_linear_time(make):
     assert growth(lambda size: partial(cut, make(size)), 1_500) < 3
 
 
-def test_large_graphs_are_cut_into_pieces_that_compile_quickly():
+def test_large_graphs_are_split_into_partitions_of_limited_cost():
     assert 20 < len(cut(chain(20_000))) < 26
     assert sum(p.kind == "library" for p in cut(u_net(4_000))) == 2_000
 
@@ -747,7 +747,7 @@ def test_large_graphs_are_cut_into_pieces_that_compile_quickly():
 
 
 @pytest.mark.parametrize("layout", ["strided", "undef", "any"])
-def test_a_softmax_joins_its_neighbours_whatever_the_layout_in_between(layout: str) -> None:
+def test_softmax_is_fused_with_neighbours_in_every_layout(layout: str) -> None:
     g = og.Graph()
     x, y, z = (og.LogicalTensor(i, "f32", (4, 128), layout=layout if i == 1 else "strided") for i in range(3))
     g.add_op(og.Op(0, "ReLU", [x], [y]))
@@ -755,7 +755,7 @@ def test_a_softmax_joins_its_neighbours_whatever_the_layout_in_between(layout: s
     assert [len(p.ops) for p in g.finalize().get_partitions()] == [2]
 
 
-def test_a_norm_along_the_last_axis_joins_what_stands_before_and_after_it() -> None:
+def test_norm_along_the_last_axis_is_fused_with_its_neighbours() -> None:
     g = og.Graph()
     x = g.input("x", shape=(1, 7, 7, 64))
     vectors = [g.input(name, shape=(64,)) for name in ("gamma", "beta", "mean", "variance")]
@@ -813,9 +813,7 @@ AROUND: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", AROUND)
-def test_what_reduces_rows_is_one_kernel_with_what_stands_around_it_and_so_is_its_gradient(
-    name: str, dtype: str
-) -> None:
+def test_row_op_and_its_gradient_are_fused_with_neighbours(name: str, dtype: str) -> None:
     more, body = AROUND[name]
     shape = "n,c,h,w" if "NCX" in body else "n,c"
     inputs = ", ".join(filter(None, [f"x: {dtype}[{shape}]", more.format(t=dtype)]))
@@ -826,7 +824,7 @@ def test_what_reduces_rows_is_one_kernel_with_what_stands_around_it_and_so_is_it
         assert [p.kind for p in og.gradient(graph, wrt).get_partitions()] == ["fused"]
 
 
-def test_the_gradient_of_a_batch_norm_in_training_in_one_kernel_is_right() -> None:
+def test_gradient_of_training_batch_norm_in_one_kernel_is_right() -> None:
     more, body = AROUND["BatchNormForwardTraining"]
     graph = og.gradient(
         og.parse(f"graph(x: f32[n,c,h,w], {more}) -> (z)\n p = Sigmoid(x)\n {body}\n w = Tanh(y)\n z = Multiply(w, x)"),
@@ -841,7 +839,7 @@ def test_the_gradient_of_a_batch_norm_in_training_in_one_kernel_is_right() -> No
         assert np.abs(made[output] - want).max() <= 2 * own + 1e-6 * np.abs(want).max(), output
 
 
-def test_an_opened_op_waits_for_operands_that_none_of_its_small_ops_reads() -> None:
+def test_decomposed_op_waits_for_operands_its_ops_never_read() -> None:
     # beta: LayerNormBackward reads only its shape, which is that of gamma.
     inputs = "x: f32[n,c], d: f32[n,c], m: f32[n], v: f32[n], g: f32[c], p: f32[c,k], q: f32[k]"
     graph = og.parse(f"""graph({inputs}) -> (y, dg, db)
@@ -870,7 +868,7 @@ ROWS_OF_OTHERS = {
 
 
 @pytest.mark.parametrize("case", ROWS_OF_OTHERS)
-def test_an_op_that_reads_values_for_each_row_of_another_loop_is_not_torn_between_the_two(case: str) -> None:
+def test_reader_of_row_values_of_two_loops_is_a_separate_kernel(case: str) -> None:
     g = og.parse(ROWS_OF_OTHERS[case]).finalize()
     *others, last = g.get_partitions()
     assert [op.kind for op in last.ops] == [g.ops[-1].kind] and all(p.kind == "fused" for p in (*others, last))
@@ -878,7 +876,7 @@ def test_an_op_that_reads_values_for_each_row_of_another_loop_is_not_torn_betwee
     np.testing.assert_allclose(og.compile(g)(feeds), og.evaluate(g, feeds), rtol=1e-5, atol=1e-4)
 
 
-def test_what_only_a_reshape_elsewhere_makes_alike_is_not_one_loop() -> None:
+def test_shapes_equal_only_through_a_reshape_elsewhere_are_not_fused() -> None:
     """`y` has the shape [6], which the loop of the mean treats as [2,3], and `e` has the shape [2,3]."""
     graph = og.parse(
         """graph(x: f32[6], b: f32[2,3]) -> (y, e, n)

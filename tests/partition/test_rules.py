@@ -30,7 +30,7 @@ def units_of(expression, **types):
 # -- each row --------------------------------------------------------------------------------------------------------
 
 
-def test_a_rule_takes_its_example_whole(rule):
+def test_rule_matches_its_whole_example(rule):
     graph = og.parse(rule.takes)
     unit = find_units(graph)[-1]
     assert unit.name == rule.name
@@ -38,18 +38,18 @@ def test_a_rule_takes_its_example_whole(rule):
     assert unit.ops == graph.ops
 
 
-def test_no_row_before_takes_a_rules_example(rule):
+def test_no_earlier_rule_matches_a_rules_example(rule):
     """Otherwise the row would never match the graphs that it was written for."""
     earlier = RULES[: RULES.index(rule)]
     root = og.parse(rule.takes).ops[-1]
     assert not any(u.root.id == root.id for u in find_units(og.parse(rule.takes), earlier))
 
 
-def test_a_rule_leaves_its_counterexample(rule):
+def test_rule_does_not_match_its_counterexample(rule):
     assert rule.name not in [u.name for u in find_units(og.parse(rule.leaves))]
 
 
-def test_every_spelling_of_a_pattern_is_taken_and_means_the_single_op(rule):
+def test_every_variant_of_a_pattern_is_matched_and_equals_the_op(rule):
     dtype = "f32" if "HardSigmoid" in rule.pattern else "f64"  # 1/6 as an attribute is an f32
     for tree in spellings(parse_expression(rule.pattern)):
         graph = og.parse(graph_of(tree, dtype=dtype))
@@ -139,29 +139,29 @@ def _associations(kind, args):
         "Log(Add(1, x))",
     ],
 )
-def test_what_only_looks_like_a_unit_is_none(expression):
+def test_look_alikes_of_units_are_not_matched(expression):
     assert units_of(expression) == []
 
 
-def test_a_squeeze_and_excite_gate_is_no_swish():
+def test_squeeze_and_excite_gate_is_not_a_swish():
     """sigmoid of the means times x: another tensor, although the graph looks the same."""
     assert units_of("Multiply(x, Sigmoid(Multiply(means, 1.702)))", means="f32[4,1]") == []
 
 
-def test_an_f32_sixth_is_no_sixth_in_f64():
+def test_f32_approximation_of_a_sixth_is_not_matched_in_f64():
     assert units_of("Multiply(x, HardSigmoid(x, alpha=0.16666667, beta=0.5))", x="f64[8]") == []
     assert units_of("Multiply(x, HardSigmoid(x, alpha=0.16666667, beta=0.5))", x="bf16[8]") == ["hardswish"]
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "f16"])
-def test_a_swish_is_one_in_every_float_dtype(dtype):
+def test_swish_is_matched_in_every_float_dtype(dtype):
     graph = og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.702)))", dtype=dtype))
     (unit,) = find_units(graph)
     rounded = float(np.asarray(1.702).astype(graph.ops[0].inputs[1].data.dtype))
     assert (unit.attrs["alpha"] if dtype != "f64" else unit.inputs[1].data.item()) == rounded
 
 
-def test_a_constant_that_f32_does_not_hold_stays_an_operand():
+def test_constant_not_representable_in_f32_stays_an_operand():
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.1)))", dtype="f64")))
     assert [t.name for t in unit.inputs[:1]] == ["x"]
     assert unit.inputs[1].data.item() == 1.1
@@ -175,7 +175,7 @@ def test_a_constant_that_f32_does_not_hold_stays_an_operand():
     assert units_of("Reciprocal(Add(1, Exp(Multiply(x, -1.5))))", x="f64[8]") == ["sigmoid"]
 
 
-def test_a_unit_holds_no_op_that_was_tried_in_vain():
+def test_unit_excludes_ops_of_failed_match_attempts():
     graph = og.parse(graph_of("Multiply(Sigmoid(z), Sigmoid(Sigmoid(z)))"))
     (unit,) = find_units(graph)
     assert unit.ops == graph.ops[1:]
@@ -186,7 +186,7 @@ def test_a_unit_holds_no_op_that_was_tried_in_vain():
     assert unit.ops == graph.ops[1:]
 
 
-def test_an_attribute_captured_in_vain_may_be_another():
+def test_attribute_capture_is_undone_after_a_failed_match():
     pattern = "Add(HardSigmoid(x, alpha=$a, beta=0.5), y)"
     own = Rule(name="own", pattern=pattern, becomes="Elu(x, alpha=$a)", takes="", leaves="", why="")
     graph = og.parse(graph_of("Add(HardSigmoid(x, alpha=0.25, beta=1), HardSigmoid(z, alpha=0.75, beta=0.5))"))
@@ -194,19 +194,19 @@ def test_an_attribute_captured_in_vain_may_be_another():
     assert (unit.attrs["alpha"], [t.name for t in unit.inputs]) == (0.75, ["z"])
 
 
-def test_sigmoids_alpha_and_a_constant_multiply():
+def test_sigmoid_alpha_is_multiplied_by_the_constant():
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.5), alpha=3))")))
     assert (len(unit.inputs), unit.attrs["alpha"]) == (1, 4.5)
 
 
-def test_a_product_that_f32_does_not_hold_leaves_the_constant_as_operand():
+def test_inexact_alpha_product_leaves_the_constant_as_operand():
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(x, 1.702), alpha=1.1))")))
     assert unit.attrs["alpha"] == float(np.float32(1.1))
     assert unit.inputs[1].data == np.float32(1.702)
 
 
 @pytest.mark.parametrize(("shape", "found"), [("1", ["hardswish"]), ("1,1", [])])
-def test_a_number_of_more_axes_than_the_operand_makes_no_unit_though_another_number_has_as_many(shape, found):
+def test_constant_of_higher_rank_than_the_operand_prevents_a_match(shape, found):
     graph = og.parse(
         f"graph(x: f32[5]) -> (y)\n  const low: f32[{shape}] = [0.0]\n  const high: f32[{shape}] = [6.0]\n"
         "  %0 = Add(x, 3.0)\n  %1 = Clamp(%0, low, high)\n  %2 = Multiply(x, %1)\n  y = Divide(%2, 6.0)"
@@ -222,7 +222,7 @@ def test_a_number_of_more_axes_than_the_operand_makes_no_unit_though_another_num
     ("number", "gate", "other"),
     [(0.1, "Sigmoid(%0, alpha=1.5)", "x"), (np.inf, "Sigmoid(%0)", "x"), (2.0, "Sigmoid(%0)", "c")],
 )
-def test_a_number_in_f32_is_no_operand_beside_16_bits(dtype, number, gate, other):
+def test_f32_constant_with_16_bit_operand_is_not_matched(dtype, number, gate, other):
     graph = og.parse(
         f"graph(x: {dtype}[4]) -> (y)\n  const c: f32[] = {number}\n  %0: {dtype}[4] = Multiply(x, c)\n"
         f"  %1 = {gate}\n  y: {dtype}[4] = Multiply({other}, %1)"
@@ -232,12 +232,12 @@ def test_a_number_in_f32_is_no_operand_beside_16_bits(dtype, number, gate, other
 
 
 @pytest.mark.parametrize("factor", ["f32[]", "f32[8]", "f32[4,1]", "f32[4,8]", "f32[?,8]"])
-def test_a_factor_known_at_run_time_is_an_operand(factor):
+def test_run_time_factor_becomes_an_operand(factor):
     (unit,) = find_units(og.parse(graph_of("Multiply(x, Sigmoid(Multiply(f, x)))", f=factor)))
     assert (unit.name, [t.name for t in unit.inputs], unit.attrs["alpha"]) == ("swish", ["x", "f"], 1.0)
 
 
-def test_a_constant_per_channel_is_an_operand_and_a_constant_of_one_element_an_attribute():
+def test_channel_constant_is_an_operand_and_scalar_constant_an_attribute():
     graph = og.Graph()
     x = graph.input("x", shape=(4, 8))
     for data in (np.arange(8, dtype=np.float32), np.full((1, 1), 1.5, np.float32)):
@@ -247,7 +247,7 @@ def test_a_constant_per_channel_is_an_operand_and_a_constant_of_one_element_an_a
     assert (len(second.inputs), second.attrs["alpha"]) == (1, 1.5)
 
 
-def test_a_constant_that_adds_a_dimension_is_no_scalar():
+def test_constant_that_adds_a_dimension_is_not_a_scalar():
     graph = og.Graph()
     x = graph.input("x", shape=())
     graph.add_op(
@@ -267,7 +267,7 @@ def test_a_constant_that_adds_a_dimension_is_no_scalar():
     ],
     ids=["after", "mixed product", "there and back", "wider result"],
 )
-def test_a_dtype_that_changes_in_between_makes_no_swish(lines):
+def test_swish_with_a_dtype_change_inside_is_not_matched(lines):
     assert find_units(og.parse("\n".join(["graph(x: bf16[8]) -> (y)", *lines]))) == ()
 
 
@@ -276,7 +276,7 @@ def test_values_inside_may_be_used_elsewhere():
     assert [u.name for u in find_units(og.parse(text))] == ["swish"]
 
 
-def test_an_attribute_that_a_pattern_does_not_mention_has_its_default():
+def test_unmentioned_attributes_must_have_their_defaults():
     assert units_of("Multiply(x, Tanh(SoftPlus(x, beta=2)))") == []
     assert units_of("Multiply(x, Tanh(SoftPlus(x)))") == ["mish"]
 
@@ -308,7 +308,7 @@ def test_nested_units_are_all_listed(expression, units):
     assert units_of(expression) == units
 
 
-def test_a_unit_holds_the_ops_of_the_units_inside_it():
+def test_unit_contains_the_ops_of_nested_units():
     graph = og.parse(graph_of("Multiply(Multiply(x, Sigmoid(x)), u)"))
     swish, swiglu = find_units(graph)
     assert [op.kind for op in swish.ops] == ["Sigmoid", "Multiply"]
@@ -319,7 +319,7 @@ def test_a_unit_holds_the_ops_of_the_units_inside_it():
 # -- the table itself ------------------------------------------------------------------------------------------------
 
 
-def test_a_long_product_is_read_in_linear_time():
+def test_long_product_is_matched_in_linear_time():
     graph = og.Graph()
     value = x = graph.input("x", shape=(4,))
     for _ in range(20_000):
@@ -327,14 +327,14 @@ def test_a_long_product_is_read_in_linear_time():
     assert find_units(graph.finalize()) == ()
 
 
-def test_own_rules_may_be_given():
+def test_custom_rules_are_accepted():
     own = Rule(name="square", pattern="Multiply(x, x)", becomes="Square(x)", takes="", leaves="", why="x x is a square")
     (unit,) = find_units(og.parse(graph_of("Multiply(x, x)")), (own,))
     assert (unit.name, unit.kind) == ("square", "Square")
 
 
 @pytest.mark.parametrize("pattern", ["x", "OneOf(ReLU(x), x)", "Multiply(a, b, c, d, e)"])
-def test_a_pattern_that_is_none_is_refused(pattern):
+def test_invalid_pattern_is_refused(pattern):
     own = Rule(name="bad", pattern=pattern, takes="", leaves="", why="")
     with pytest.raises(InvalidArguments, match=re.compile("fix:", re.S)):
         find_units(og.parse(graph_of("ReLU(x)")), (own,))

@@ -40,7 +40,7 @@ def cost(part: Partition) -> int:
     return sum(cost_of(op) for op in part.ops)
 
 
-def test_a_long_chain_is_cut_into_pieces_of_which_each_compiles_quickly(loops: None) -> None:
+def test_long_chain_is_split_into_kernels_of_limited_cost(loops: None) -> None:
     g = chain(300)
     cut = partition(g)
     assert len(cut.partitions) == 3
@@ -52,14 +52,14 @@ def test_a_long_chain_is_cut_into_pieces_of_which_each_compiles_quickly(loops: N
 
 
 @pytest.mark.parametrize("count", [150, 220])
-def test_no_piece_is_smaller_than_what_pays_for_the_value_that_crosses(count: int, loops: None) -> None:
+def test_pieces_are_large_enough_to_pay_for_memory_traffic(count: int, loops: None) -> None:
     parts = chain(count).get_partitions()
     assert len(parts) > 1
     for part in parts:
         assert cost(part) * MAX_LOSS >= 8 * BYTE_COST
 
 
-def test_the_pieces_compute_what_the_whole_does(loops: None) -> None:
+def test_split_chain_agrees_with_the_reference(loops: None) -> None:
     g = chain(160)
     f = og.compile(g)
     assert len(f.partitions) == 2
@@ -69,7 +69,7 @@ def test_the_pieces_compute_what_the_whole_does(loops: None) -> None:
     assert f.memory_plan(x=x).clashes() == []
 
 
-def test_statements_that_share_functions_may_be_ten_times_as_many_in_a_kernel() -> None:
+def test_statements_sharing_functions_have_a_higher_cost_limit() -> None:
     assert len(chain(1000).get_partitions()) == 1
     assert all(cost(p) <= MAX_SHARED_COST for p in chain(3000).get_partitions())
     g = og.Graph()
@@ -81,11 +81,11 @@ def test_statements_that_share_functions_may_be_ten_times_as_many_in_a_kernel() 
 
 
 @pytest.mark.parametrize("count", [1, 60, 100])
-def test_what_compiles_quickly_stays_whole(count: int) -> None:
+def test_cheap_partition_is_not_split(count: int) -> None:
     assert len(chain(count).get_partitions()) == 1
 
 
-def test_where_too_many_values_are_alive_nothing_is_cut() -> None:
+def test_partition_with_many_live_values_is_not_split() -> None:
     g = og.Graph()
     x = g.input("x", shape=(None,))
     values = [g.add_op("Tanh", g.add_op("Multiply", x, float(i + 1))) for i in range(60)]
@@ -99,7 +99,7 @@ def test_where_too_many_values_are_alive_nothing_is_cut() -> None:
     assert 60 * 8 * BYTE_COST > MAX_LOSS * MAX_COST
 
 
-def test_branches_that_have_nothing_to_do_with_each_other_become_pieces_of_their_own(loops: None) -> None:
+def test_independent_branches_are_split_apart(loops: None) -> None:
     """The ops of a piece are connected; `partition` checks it."""
     g = og.Graph()
     x, y = g.input("x", shape=("n",)), g.input("y", shape=("n",))
@@ -112,7 +112,7 @@ def test_branches_that_have_nothing_to_do_with_each_other_become_pieces_of_their
     assert len(parts) > 2 and all(cost(p) <= most for p in parts)
 
 
-def test_a_named_unit_is_not_cut(loops: None) -> None:
+def test_split_never_divides_a_unit(loops: None) -> None:
     g = og.Graph()
     value = g.input("x", shape=(None,))
     for _ in range(3):
@@ -124,7 +124,7 @@ def test_a_named_unit_is_not_cut(loops: None) -> None:
     assert sum(len(p.units) for p in parts) == 100
 
 
-def test_many_operands_are_no_reason_to_cut() -> None:
+def test_many_operands_cause_no_split() -> None:
     g = og.Graph()
     total = g.input("x0", shape=("n",))
     for i in range(1, 40):
@@ -136,7 +136,7 @@ def test_many_operands_are_no_reason_to_cut() -> None:
     np.testing.assert_array_equal(f(feeds), np.full(3, 780))
 
 
-def test_many_outputs_are_no_reason_to_cut() -> None:
+def test_many_outputs_cause_no_split() -> None:
     g = og.Graph()
     value = g.input("x", shape=("n",))
     for _ in range(20):
@@ -162,9 +162,7 @@ def around_a_softmax(before: int, after: int) -> og.Graph:
     ("before", "after", "expected"),
     [(60, 20, [81]), (100, 100, [100, 1, 100]), (20, 90, [21, 90]), (120, 20, [120, 21])],
 )
-def test_what_leads_to_rows_and_what_follows_split_rows_of_their_own(
-    before: int, after: int, expected: list[int]
-) -> None:
+def test_long_chains_around_a_row_op_are_split_off(before: int, after: int, expected: list[int]) -> None:
     """In one kernel with the rows these ops would be compiled once for each pass over a row."""
     g = around_a_softmax(before, after)
     parts = g.get_partitions()
@@ -172,7 +170,7 @@ def test_what_leads_to_rows_and_what_follows_split_rows_of_their_own(
     assert [bool(p.rows.axes) for p in parts] == [any(op.kind == "SoftMax" for op in p.ops) for p in parts]
 
 
-def test_a_softmax_between_pieces_computes_what_the_whole_does() -> None:
+def test_softmax_between_split_chains_agrees_with_the_reference() -> None:
     g = around_a_softmax(60, 60)
     f = og.compile(g)
     assert len(f.partitions) == 3
@@ -187,7 +185,7 @@ def one_shape(part: Partition, g: og.Graph) -> bool:
     return len({t.dims for t in results}) < 2
 
 
-def test_a_smaller_value_that_several_pieces_read_is_a_kernel_of_its_own(loops: None) -> None:
+def test_broadcast_value_read_by_several_pieces_is_a_kernel(loops: None) -> None:
     g = og.Graph()
     x, w, s = g.input("x", shape=(None, 64)), g.input("w", shape=(64,)), g.input("s", shape=())
     small, number = g.add_op("Abs", g.add_op("Multiply", w, w)), g.add_op("Exp", s)
@@ -202,7 +200,7 @@ def test_a_smaller_value_that_several_pieces_read_is_a_kernel_of_its_own(loops: 
 
 
 @pytest.mark.parametrize("most", [4, 12, 40])
-def test_random_graphs_of_rows_may_be_cut_anywhere(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_row_graphs_may_be_split_anywhere(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.partition.split.MAX_COST", most)
     monkeypatch.setattr("opgraph.partition.split.MAX_LOSS", 1e9)
     for seed in range(200):
