@@ -76,7 +76,7 @@ def text(columns: int, dtype: str = "f32", rank: int = 2, w: str = "") -> str:
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [("f32", 17), ("f32", 64), ("bf16", 79)])
-def test_bits_are_those_of_rows_in_blocks(
+def test_persistent_rows_give_the_bits_of_blocked_rows(
     dtype: str, columns: int, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert entries(og.compile(og.parse(text(columns, dtype)))) == {f"launch_persistent<Fused, {-(-columns // 16)}>"}
@@ -84,14 +84,14 @@ def test_bits_are_those_of_rows_in_blocks(
         both_ways(text(columns, dtype), feeds((rows, columns), dtype), monkeypatch)
 
 
-def test_strides_and_sums_whose_places_move(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_persistent_rows_with_strides_and_moving_sums(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     both_ways(text(20), feeds((37, 20), "f32", step=3), monkeypatch)
     # Sums over n: each row of the innermost axis has separate cells; over l: all its rows share them.
     both_ways(text(30, rank=3, w="n,"), feeds((5, 19, 30), "f32", w=(19,)), monkeypatch)
     both_ways(text(30, rank=3, w="l,1,"), feeds((5, 19, 30), "f32", w=(5, 1)), monkeypatch)
 
 
-def test_not_a_number_infinities_and_far_elements(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_persistent_rows_with_nan_infinities_and_far_elements(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (32, 50, 100):
         x = np.random.default_rng(columns).uniform(-86.9, 0, (24, columns)).astype(np.float32)
         x[:, 3] = 0
@@ -104,7 +104,7 @@ def test_not_a_number_infinities_and_far_elements(no_cache: None, monkeypatch: p
         both_ways(SOFTMAX.replace("c]", f"{columns}]"), {"x": x}, monkeypatch)
 
 
-def test_any_number_of_threads_and_results_over_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_persistent_rows_on_any_threads_and_over_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(og.parse(text(40)))
     given = feeds((6000, 40), "f32")
     _, parallel = threads.team(1 << 30)
@@ -120,7 +120,7 @@ def test_any_number_of_threads_and_results_over_operands(monkeypatch: pytest.Mon
     np.testing.assert_array_equal(softmax(x=x, out=x), apart)
 
 
-def test_which_rows_are_done_at_once() -> None:
+def test_rows_that_fit_vectors_use_the_persistent_schedule() -> None:
     def way(text: str, *shape: int, lanes: bool = True) -> tuple[str, int]:
         (part,) = og.parse(text).get_partitions()
         loop = lower(part).loop
@@ -142,7 +142,7 @@ def test_which_rows_are_done_at_once() -> None:
     assert way(total.format(t="f32"), 15, 40) == (INNER, 0)
 
 
-def test_a_row_of_known_size_is_compiled_ahead_whatever_their_number() -> None:
+def test_rows_of_known_size_are_compiled_ahead_for_any_count() -> None:
     known = og.compile(og.parse("graph(x: f32[n,40]) -> (y)\n  y = SoftMax(x, axis=-1)"))
     unknown = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = SoftMax(x, axis=-1)"))
     assert entries(known) == {"launch_persistent<Fused, 3>"} and entries(unknown) == {"launch_inner<Fused, false>"}

@@ -80,7 +80,7 @@ def as_good_as_the_reference(text: str, given: dict[str, np.ndarray]) -> dict[st
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize("sizes", [(2, 5, 64), (3, 7, 77), (1, 300, 9), (2, 3, 8), (1, 2, 1000), (4, 1, 30)])
-def test_rows_along_another_axis_than_the_last(sizes: tuple[int, int, int], dtype: str) -> None:
+def test_rows_along_an_inner_axis_are_accurate(sizes: tuple[int, int, int], dtype: str) -> None:
     text = ALONG.format(t=dtype)
     given = feeds(text, dict(zip("ncl", sizes, strict=True)), dtype)
     if sizes[1] > 1:
@@ -91,7 +91,7 @@ def test_rows_along_another_axis_than_the_last(sizes: tuple[int, int, int], dtyp
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
 @pytest.mark.parametrize("sizes", [(16, 8), (LANES + 1, 3), (1000, 16), (200, 11), (70, 1), (15, 8)])
-def test_short_rows(sizes: tuple[int, int], dtype: str) -> None:
+def test_short_rows_are_transposed_and_accurate(sizes: tuple[int, int], dtype: str) -> None:
     text = SHORT.format(t=dtype)
     given = feeds(text, dict(zip("nc", sizes, strict=True)), dtype)
     if sizes[1] > 1:
@@ -99,7 +99,7 @@ def test_short_rows(sizes: tuple[int, int], dtype: str) -> None:
     as_good_as_the_reference(text, given)
 
 
-def test_long_rows_and_single_ones_are_walked_one_after_the_other() -> None:
+def test_long_and_single_rows_use_the_inner_schedule() -> None:
     text = "graph(x: f32[n,c]) -> (y)\n y = SoftMax(x, axis=-1)"
     assert schedule_of(text, {"x": samples((100, 65), "f32", 0)}).name == INNER
     assert schedule_of(text, {"x": samples((1, 8), "f32", 0)}).name == INNER
@@ -108,7 +108,7 @@ def test_long_rows_and_single_ones_are_walked_one_after_the_other() -> None:
     assert schedule_of(columns, {"x": samples((100, 8), "f32", 0)}).name == OUTER
 
 
-def test_operands_in_any_memory() -> None:
+def test_transposed_strided_and_reversed_operands_are_right() -> None:
     """Transposed, with gaps, reversed."""
     text = SHORT.format(t="f32")
     given = feeds(text, {"n": 100, "c": 8}, "f32")
@@ -127,7 +127,7 @@ def test_operands_in_any_memory() -> None:
 
 
 @pytest.mark.parametrize(("text", "sizes"), [(ALONG, (6, 40, 700)), (SHORT, (30000, 8))])
-def test_the_bits_do_not_depend_on_threads_or_neighbours(
+def test_bits_do_not_depend_on_threads_or_neighbouring_rows(
     text: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = text.format(t="f32")
@@ -156,7 +156,7 @@ def test_nan_infinity_and_results_over_operands() -> None:
     assert place.tobytes() == f(x=x).tobytes()
 
 
-def test_a_sum_of_f64_keeps_what_additions_round_off() -> None:
+def test_f64_sum_is_compensated() -> None:
     x = np.tile([1e16, 1.0, -1e16, 1.0, 1.0, 1e16, -1e16, 1.0], (100, 1))
     assert (og.compile(og.parse("graph(x: f64[n,c]) -> (y)\n y = ReduceSum(x, axes=[-1])"))(x=x) == 4).all()
     columns = og.parse("graph(x: f64[n,c]) -> (y)\n y = ReduceSum(x, axes=[0])")
@@ -175,7 +175,7 @@ def test_reductions_of_unknown_size_along_any_axis_are_kernels() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_random_graphs_of_rows_without_the_last_axis(seed: int) -> None:
+def test_random_row_graphs_without_the_last_axis_agree(seed: int) -> None:
     graph = row_graph(seed, not_last=True)
     f = og.compile(graph)
     for extents in ((3, 5, 2, 9), (17, 2, 70, 64), (1, 130, 1, 8)):

@@ -28,7 +28,7 @@ SHAPES = [(100_003, 5), (40_000, 8), (65_537, 1), (9_000, 33), (4_100, 64), (2_0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_columns_are_added_up_alike_on_any_number_of_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_sums_do_not_depend_on_the_number_of_threads(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(og.parse(BOTH.format(t=dtype)))
     _, parallel = threads.team(1 << 30)
     assert parallel is not None
@@ -50,7 +50,7 @@ def test_columns_are_added_up_alike_on_any_number_of_threads(dtype: str, monkeyp
             assert all(more[name].tobytes() == one[name].tobytes() for name in one), (shape, count)
 
 
-def test_few_columns_are_cut_along_their_length() -> None:
+def test_few_columns_are_split_along_their_length() -> None:
     text = "graph(x: f32[n,c]) -> (s)\n  s = ReduceSum(x, axes=[0])"
     few, many = og.compile(og.parse(text)), og.compile(og.parse(text))
     few(x=np.ones((40_000, 8), np.float32))
@@ -59,7 +59,7 @@ def test_few_columns_are_cut_along_their_length() -> None:
 
 
 @pytest.mark.parametrize("order", ["rows first", "columns first", "every other"])
-def test_any_strides(order: str) -> None:
+def test_column_sums_of_any_strides_are_accurate(order: str) -> None:
     text = "graph(x: f32[b,n,c]) -> (s, m)\n  a = Abs(x)\n  s = ReduceSum(a, axes=[1])\n  m = ReduceMean(a, axes=[1])"
     f = og.compile(og.parse(text))
     x = np.random.default_rng(0).normal(size=(3, 20_000, 6)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_any_strides(order: str) -> None:
     assert_as_accurate_as(got["m"], t.mean(1).numpy(), exact / 20_000)
 
 
-def test_what_waits_for_a_sum_keeps_its_rows() -> None:
+def test_reader_of_a_column_maximum_is_right() -> None:
     f = og.compile(
         og.parse("graph(x: f32[n,c]) -> (y)\n  s = ReduceMax(x, axes=[0], keep_dims=true)\n  y = Subtract(x, s)")
     )
@@ -81,14 +81,14 @@ def test_what_waits_for_a_sum_keeps_its_rows() -> None:
     np.testing.assert_array_equal(f(x=x), x - x.max(0, keepdims=True))
 
 
-def test_what_follows_from_a_sum_alone() -> None:
+def test_value_derived_from_a_column_sum_is_right() -> None:
     f = og.compile(og.parse("graph(x: f32[n,c]) -> (s, y)\n  s = ReduceSum(x, axes=[0])\n  y = Sqrt(s)"))
     got = f(x=np.ones((40_000, 8), np.float32))
     assert len(f.partitions) == 1
     assert got["s"].tolist() == [40_000] * 8 and got["y"].tolist() == [200] * 8
 
 
-def test_not_a_number_stays_in_its_column() -> None:
+def test_nan_and_infinity_stay_in_their_column() -> None:
     f = og.compile(og.parse("graph(x: f32[n,c]) -> (s)\n  s = ReduceSum(x, axes=[0])"))
     x = np.ones((20_000, 8), np.float32)
     x[777, 3], x[19_999, 5], x[5, 6], x[6, 6] = np.nan, np.inf, np.inf, -np.inf
@@ -99,7 +99,7 @@ def test_not_a_number_stays_in_its_column() -> None:
 
 @pytest.mark.parametrize("shape", [(40_000, 8), (4_100, 64), (300, 70, 3, 3)], ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[int, ...], dtype: str) -> None:
+def test_short_rows_with_several_sums_are_accurate(shape: tuple[int, ...], dtype: str) -> None:
     """Gradients of several parameters. The long row made of short ones belongs to a box, with a cell in each sum."""
     w = "w: {t}[c]" if len(shape) == 2 else "w: {t}[c,1,1]"
     names = [f"s{k}" for k in range(1, 6)]
@@ -116,7 +116,7 @@ def test_short_rows_have_as_many_sums_as_their_cells_suffice_for(shape: tuple[in
         assert_as_accurate_as(got[name], peer, exact, floor=0.5 if dtype == "f32" else 1.0, label=name)
 
 
-def test_a_sum_to_the_shape_of_a_sum_of_rows_has_that_shape():
+def test_sum_to_the_shape_of_a_row_sum_has_that_shape():
     """Second derivatives of a norm over axes one of which has size 1. The shape of the inner sum used to be taken for
     that of its operand, so nothing was summed."""
     g = og.Graph()
@@ -134,7 +134,7 @@ def test_a_sum_to_the_shape_of_a_sum_of_rows_has_that_shape():
 
 
 @pytest.mark.parametrize("like", ["[1,c]", "[c]", "[n,1]", "[1,1]"])
-def test_sums_to_a_shape_stay_sums_beside_a_mean_of_columns(like: str) -> None:
+def test_sum_to_beside_a_column_mean_is_right(like: str) -> None:
     f = og.compile(
         og.parse(f"""graph(x: f64[n,c], w: f64[n,c], like: boolean{like}) -> (s, m, y)
   v = Multiply(x, w)

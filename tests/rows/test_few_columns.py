@@ -26,7 +26,7 @@ EXTREMES = """graph(x: {t}[b,n,c], w: f32[c]) -> (y, h, l, p, s, r)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_threads_share_columns_and_change_no_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_columns_have_thread_independent_bits(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f = og.compile(og.parse(EXTREMES.format(t=dtype)))
     _, parallel = threads.team(1 << 30)
     for shape in [(1, 50_003, 9), (1, 9_000, 64), (2, 3_001, 77), (1, 700, 300), (1, 70_001, 8)]:
@@ -55,7 +55,7 @@ def test_threads_share_columns_and_change_no_bits(dtype: str, monkeypatch: pytes
         assert all(more[name].tobytes() == one[name].tobytes() for name in one), shape
 
 
-def test_which_columns_stay_whole() -> None:
+def test_unsuitable_columns_are_not_split() -> None:
     extreme = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = ReduceMax(x, axes=[0])"))
     extreme(x=np.ones((40, 4096), np.float32))
     assert followed(extreme)[-1] == OUTER  # threads have enough work

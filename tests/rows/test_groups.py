@@ -41,7 +41,7 @@ def as_near(got: np.ndarray, exact: np.ndarray, peer: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 12, 5, 6), (1, 12, 1, 1), (3, 12, 1, 7), (1, 12, 40, 33)])
-def test_a_spelled_groupnorm_is_one_kernel_with_what_is_around_it(shape: tuple[int, ...]) -> None:
+def test_decomposed_group_norm_is_one_kernel_with_neighbours(shape: tuple[int, ...]) -> None:
     graph = og.parse(SPELLED)
     assert cut(graph) == [("fused", 13)]
     given = arrays(*shape)
@@ -50,7 +50,7 @@ def test_a_spelled_groupnorm_is_one_kernel_with_what_is_around_it(shape: tuple[i
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 1, 1), (1, 3), (2, 1)])
-def test_groupnorm_of_an_inputs_relu_keeps_the_rank_of_one_element(shape: tuple[int, ...]) -> None:
+def test_group_norm_after_relu_keeps_the_rank_of_one_element_shapes(shape: tuple[int, ...]) -> None:
     graph = og.parse(
         f"graph(x: f32{list(shape)}) -> (y, z)\n  a = ReLU(x)\n"
         '  y, m, v = GroupNorm(a, groups=1, use_affine=false, data_format="NCX")\n  z = Sin(m)'
@@ -63,7 +63,7 @@ def test_groupnorm_of_an_inputs_relu_keeps_the_rank_of_one_element(shape: tuple[
         np.testing.assert_allclose(made[name], exact[name], rtol=1e-6)
 
 
-def test_sizes_that_the_model_says_are_the_same_kernel() -> None:
+def test_explicit_reshape_sizes_give_the_same_kernel() -> None:
     """Both reshapes have all sizes written out; groups are a separate axis in one place and not in the other."""
     text = (
         SPELLED.replace("n,12,h,w", "2,12,5,6").replace("[0,3,-1]", "[2,3,4,5,6]").replace("axes=[2]", "axes=[2,3,4]")
@@ -77,7 +77,7 @@ def test_sizes_that_the_model_says_are_the_same_kernel() -> None:
 
 
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_groupnorm_is_one_kernel_in_any_memory(data_format: str) -> None:
+def test_group_norm_is_one_kernel_in_any_layout(data_format: str) -> None:
     text = WHOLE.replace("NCX", data_format).replace("groups=3, keep_stats=false", "groups=3")
     text = text.replace("(y)", "(y, m, v)").replace("y = Group", "y, m, v = Group")
     given = arrays(2, 12, 5, 6)
@@ -97,7 +97,7 @@ def test_groupnorm_is_one_kernel_in_any_memory(data_format: str) -> None:
             as_near(made[name], wanted[name], peer[name])
 
 
-def test_groups_with_the_channels_last_are_a_kernel_but_for_few_channels_of_f64() -> None:
+def test_channels_last_group_norm_is_a_kernel_except_small_f64() -> None:
     text = WHOLE.replace("NCX", "NXC").replace("n,12,h,w", "n,h,w,12")
     assert cut(og.parse(text)) == [("fused", 2)]
     assert "library" in [p.kind for p in og.parse(text.replace("f32", "f64")).get_partitions()]
@@ -111,7 +111,7 @@ def test_groups_with_the_channels_last_are_a_kernel_but_for_few_channels_of_f64(
 
 
 @pytest.mark.parametrize("text", [WHOLE, SPELLED.replace("  y = Add(a, x)\n", "").replace("a = Add(u", "y = Add(u")])
-def test_the_gradient_of_groupnorm_is_one_kernel_that_keeps_inputs_and_statistics(text: str) -> None:
+def test_group_norm_gradient_is_one_kernel_saving_inputs_and_statistics(text: str) -> None:
     given = arrays(2, 12, 5, 6)
     vectors = {n: given[n] if text is WHOLE else given[n].reshape(12, 1, 1) for n in "gb"}
     f = og.compile(og.parse(text), wrt=("x", "g", "b"))
@@ -131,7 +131,7 @@ def test_the_gradient_of_groupnorm_is_one_kernel_that_keeps_inputs_and_statistic
         assert own <= 2 * np.abs(errors[1][name] - exact).max() + 1e-6, name
 
 
-def test_instance_norm_is_groupnorm_of_as_many_groups_as_channels() -> None:
+def test_instance_norm_equals_group_norm_with_one_channel_per_group() -> None:
     text = WHOLE.replace("groups=3", "groups=0").replace("n,12", "n,c").replace("f32[12]", "f32[c]")
     given = arrays(2, 12, 5, 6)
     graph = og.parse(text)
@@ -142,7 +142,7 @@ def test_instance_norm_is_groupnorm_of_as_many_groups_as_channels() -> None:
     as_good_as_f32(og.compile(graph)(**given), graph, given)
 
 
-def test_groupnorm_as_torch_exports_it_is_one_kernel_beside_what_a_library_runs() -> None:
+def test_group_norm_exported_by_torch_is_one_kernel() -> None:
     """Reshape, InstanceNormalization with ones and zeros, Reshape, Mul, Add; then Sigmoid and Mul."""
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(
@@ -173,9 +173,7 @@ def test_groupnorm_as_torch_exports_it_is_one_kernel_beside_what_a_library_runs(
 
 
 @pytest.mark.parametrize(("opset", "count"), [(18, 9), (21, 5)])
-def test_groupnorm_that_torch_exports_with_sizes_nobody_knows_is_one_kernel_with_its_neighbours(
-    opset: int, count: int
-) -> None:
+def test_dynamic_group_norm_exported_by_torch_is_fused_with_neighbours(opset: int, count: int) -> None:
     """Before opset 21 it ends in Reshape(y, Shape(x)), and Shape is then no op of the graph."""
     pytest.importorskip("onnxscript", reason="torch's exporter needs it")
     import exported
@@ -200,7 +198,7 @@ def test_groupnorm_that_torch_exports_with_sizes_nobody_knows_is_one_kernel_with
     assert to_model(graph, form="decomposed") == model
 
 
-def test_gradients_by_way_of_the_statistics_arrive() -> None:
+def test_gradients_flow_through_group_norm_statistics() -> None:
     text = (
         WHOLE.replace("(y)", "(y, m, v)")
         .replace("y = G", "y, m, v = G")
@@ -220,7 +218,7 @@ def test_gradients_by_way_of_the_statistics_arrive() -> None:
     np.testing.assert_allclose((vjp(d)["x"] * step).sum(), slope, rtol=1e-6)
 
 
-def test_the_loop_of_cut_axes_prints_and_runs_in_numpy() -> None:
+def test_loop_over_split_axes_prints_and_runs_in_numpy() -> None:
     (part,) = og.parse(SPELLED).get_partitions()
     low = lower(part)
     assert parse_loop(str(low.loop)) == low.loop
@@ -233,7 +231,7 @@ def test_the_loop_of_cut_axes_prints_and_runs_in_numpy() -> None:
     assert_near(made, exact, exact.astype(np.float32))
 
 
-def test_two_cuts_of_one_tensor_are_two_kernels() -> None:
+def test_two_different_axis_splits_of_one_tensor_are_right() -> None:
     text = """graph(x: f32[n,12,h,w]) -> (y)
       t = Tanh(x)
       a = GroupNorm(t, groups=3, use_affine=false, keep_stats=false, data_format="NCX")
@@ -244,7 +242,7 @@ def test_two_cuts_of_one_tensor_are_two_kernels() -> None:
     as_good_as_f32(og.compile(graph)(**given), graph, given)
 
 
-def test_a_reshape_with_nothing_around_it_stays_with_the_library() -> None:
+def test_reshape_without_a_producer_stays_a_library_op() -> None:
     text = "graph(x: f32[n,12,h,w], k: f32[n,3,1]) -> (y)\n r = StaticReshape(x, shape=[0,3,-1], special_zero=true)\n"
     assert cut(og.parse(text + " y = SoftMax(r, axis=-1)")) == [("library", 1), ("fused", 1)]
 
@@ -252,9 +250,7 @@ def test_a_reshape_with_nothing_around_it_stays_with_the_library() -> None:
 @pytest.mark.parametrize(
     ("shape", "groups", "layout"), [((2, 6, 1, 1), 3, "NCX"), ((2, 6, 5, 1), 3, "NCX"), ((2, 5, 6), 6, "NXC")], ids=str
 )
-def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_what_is_around(
-    shape: tuple[int, ...], groups: int, layout: str
-) -> None:
+def test_group_norm_of_tiny_images_is_fused_with_neighbours(shape: tuple[int, ...], groups: int, layout: str) -> None:
     g = og.Graph()
     x, v = g.input("x", shape=shape), g.input("v", shape=(6,))
     y = g.add_op("GroupNorm", g.add_op("Abs", x), v, v, groups=groups, keep_stats=False, data_format=layout)
@@ -286,7 +282,7 @@ def test_groups_of_images_of_one_element_and_of_one_channel_are_one_kernel_with_
         (("?", 3), (3,), (1, 3)),
     ],
 )
-def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:
+def test_common_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, ...], pieces: object) -> None:
     found = common_pieces(a, b)
     assert (found and (flat(found[0]), flat(found[1]))) == (pieces and (pieces, pieces))
     turned = common_pieces(b, a)
@@ -294,7 +290,7 @@ def test_the_pieces_of_two_shapes(a: tuple[int | str, ...], b: tuple[int | str, 
 
 
 @pytest.mark.parametrize("batch", [0, "n"])
-def test_a_reshape_of_no_elements_makes_the_shape_that_it_states(batch: int | str) -> None:
+def test_reshape_of_no_elements_gives_the_stated_shape(batch: int | str) -> None:
     graph = og.parse(
         f"graph(x: f64[{batch},3,?,3]) -> (y, z)\n  a = Add(x, x)\n"
         f"  y = StaticReshape(a, shape=[0, 6], special_zero={str(bool(batch)).lower()})\n  z = ReduceSum(y, axes=[1])"
@@ -343,7 +339,7 @@ NOTHING = {
 @pytest.mark.filterwarnings("ignore:there is no C")
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("case", NOTHING)
-def test_a_reshape_of_no_elements_makes_any_shape_that_has_none(
+def test_reshape_of_no_elements_gives_any_empty_shape(
     case: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
@@ -359,7 +355,7 @@ def test_a_reshape_of_no_elements_makes_any_shape_that_has_none(
             np.testing.assert_array_equal(a, b)
 
 
-def test_a_reshape_of_no_elements_is_refused_where_it_has_some() -> None:
+def test_reshape_to_an_empty_shape_refuses_elements() -> None:
     text, _ = NOTHING["an axis is dropped"]
     f = og.compile(og.parse(text))
     assert f(x=np.ones((2, 3, 1), np.float32), b=np.float32(1))["y"].shape == (2, 3)
@@ -368,7 +364,7 @@ def test_a_reshape_of_no_elements_is_refused_where_it_has_some() -> None:
 
 
 @pytest.mark.parametrize(("src", "like"), [("?", ""), ("", "?"), ("3,?", "3"), ("?,3", "3")])
-def test_an_unknown_size_that_can_only_be_1_is_no_axis_less(src: str, like: str) -> None:
+def test_unknown_size_that_must_be_1_keeps_its_axis(src: str, like: str) -> None:
     graph = og.parse(
         f"graph(x: f32[{src}], like: f32[{like}]) -> (y)\n  e = Exp(x)\n  r = ReshapeTo(e, like)\n  y = SumTo(r, like)"
     )
@@ -380,7 +376,7 @@ def test_an_unknown_size_that_can_only_be_1_is_no_axis_less(src: str, like: str)
 
 
 @pytest.mark.parametrize("like", ["s", "k"])
-def test_a_sum_over_all_lanes_of_rows_that_are_groups(like: str) -> None:
+def test_sum_over_all_lanes_of_grouped_rows(like: str) -> None:
     text = "graph(x: f32[13,7,33], s: f32[], k: f32[13,1,1]) -> (y, z)\n  t = Tanh(x)\n"
     text += f"  r = ReduceSum(t, axes=[0, 2], keep_dims=true)\n  z = Multiply(t, r)\n  y = SumTo(z, {like})"
     graph = og.parse(text)
@@ -395,7 +391,7 @@ def test_a_sum_over_all_lanes_of_rows_that_are_groups(like: str) -> None:
 
 
 @pytest.mark.parametrize("like", ["", "1", "1,1", "1,1,1"])
-def test_a_sum_to_ones_beside_groups_is_written_where_the_caller_says(like: str) -> None:
+def test_sum_beside_a_group_norm_is_written_into_out(like: str) -> None:
     graph = og.parse(
         f"graph(x: f32[2,3,6], g: f32[6], b: f32[6], v: f32[{like}]) -> (y, s)\n"
         "  y = GroupNorm(x, g, b, keep_stats=false, groups=2)\n  s = SumTo(x, v)"
@@ -429,7 +425,7 @@ ALONG_ONE = {
 
 
 @pytest.mark.parametrize("case", ALONG_ONE)
-def test_what_lies_along_one_axis_does_not_tell_the_size_of_the_last_one(case: str) -> None:
+def test_operand_along_one_axis_does_not_fix_the_last_size(case: str) -> None:
     text, shapes = ALONG_ONE[case]
     graph, rng = og.parse(text), np.random.default_rng(0)
     given = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -438,7 +434,7 @@ def test_what_lies_along_one_axis_does_not_tell_the_size_of_the_last_one(case: s
         np.testing.assert_allclose(got[name], exact, rtol=1e-5, atol=1e-5)
 
 
-def test_a_sum_of_rows_beside_one_reshape_may_be_reshaped_by_another_kernel() -> None:
+def test_row_sum_may_be_reshaped_by_another_kernel() -> None:
     """The kernel that makes `d` has it as [4,5], next to [4,5,2,3]; the kernel that reads it has [2,2,5]."""
     graph = og.parse(
         """graph(x: f32[4,5,6], y: f32[4,5]) -> (n, d, s)

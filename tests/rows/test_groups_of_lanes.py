@@ -46,9 +46,7 @@ def given(shape: tuple[int, ...], dtype: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_groups_of_any_size_are_reduced_in_any_cut_with_the_same_bits(
-    dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_of_any_size_give_the_same_bits_in_any_split(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole rows in a box, and pieces of them; full and partial strips; elements in turns, and the remainder."""
     f = og.compile(og.parse(TEXT.format(t=dtype)))
     _, parallel = threads.team(1 << 30)
@@ -73,7 +71,7 @@ def test_groups_of_any_size_are_reduced_in_any_cut_with_the_same_bits(
 
 
 @pytest.mark.parametrize(("c", "groups"), [(12, 6), (96, 32), (320, 32)])
-def test_groupnorm_with_the_channels_last_is_as_good_as_torch(c: int, groups: int) -> None:
+def test_channels_last_group_norm_is_as_accurate_as_torch(c: int, groups: int) -> None:
     torch = pytest.importorskip("torch")
     f = og.compile(og.parse(NORM.format(c=c, groups=groups)))
     rng = np.random.default_rng(c)
@@ -97,7 +95,7 @@ def test_groupnorm_with_the_channels_last_is_as_good_as_torch(c: int, groups: in
 
 @pytest.mark.parametrize("operands", ["a, x", "x, a"])
 @pytest.mark.parametrize("width", ["1", "w"], ids=["of one element", "of stride 0"])
-def test_an_operand_that_repeats_along_the_last_axis_of_a_row(operands: str, width: str) -> None:
+def test_operand_repeated_along_the_last_row_axis(operands: str, width: str) -> None:
     """It moves along the row's previous axis, and may be the kernel's first operand that moves at all."""
     f = og.compile(
         og.parse(
@@ -123,7 +121,7 @@ def test_nan_and_infinity_stay_in_their_group() -> None:
     assert np.isnan(y[hit]).all() and (y[~hit] == clean[~hit]).all()
 
 
-def test_sums_of_doubles_and_long_runs_are_walked_run_by_run() -> None:
+def test_f64_sums_and_long_runs_are_not_grouped() -> None:
     text = "graph(x: {t}[n,h,4,c]) -> (y)\n  y = ReduceSum(x, axes=[1,3])"
     for dtype, c, is_grouped in [("f32", 65, False), ("f64", 16, False), ("f32", 64, True)]:
         f = og.compile(og.parse(text.format(t=dtype)))
@@ -137,7 +135,7 @@ def test_sums_of_doubles_and_long_runs_are_walked_run_by_run() -> None:
     ("images", "kind", "is_grouped"),
     [(63, "Abs", False), (64, "Abs", True), (64, "Exp", True)],
 )
-def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str, is_grouped: bool) -> None:
+def test_small_image_channels_use_the_faster_schedule(images: int, kind: str, is_grouped: bool) -> None:
     """BatchNorm over [N,C,H,W]: a channel is N runs of H W elements."""
     text = f"graph(x: f32[n,32,8,8]) -> (y)\n  e = {kind}(x)\n  y = ReduceSum(e, axes=[0,2,3], keep_dims=true)"
     f = og.compile(og.parse(text))
@@ -147,7 +145,7 @@ def test_channels_of_small_images_are_walked_as_is_faster(images: int, kind: str
     assert (followed(f)[-1] in GROUPS) == is_grouped
 
 
-def test_exponentials_over_lanes_are_no_calls() -> None:
+def test_exponentials_over_lanes_are_inlined() -> None:
     """A compiler vectorises only functions that it has inlined into the loop over lanes."""
     compiler = cpu_compiler.find_compiler()
     if compiler is None or not compiler.is_gcc:

@@ -68,14 +68,14 @@ def feeds(shape: tuple[int, int], dtype: str, step: int = 1) -> dict[str, np.nda
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_bits_are_those_of_one_at_a_time(dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_rows_give_the_bits_of_scalar_rows(dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in (65, 79, 128, 256, 513, 40_000):  # the last does not fit into the buffer
         both_ways(ROWS.format(t=dtype), feeds((3, columns), dtype), monkeypatch)
     if dtype == "f32":
         both_ways(ROWS.format(t=dtype), feeds((2, 150), dtype, step=3), monkeypatch)
 
 
-def test_nan_and_infinities_are_found_by_lanes_too(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_rows_handle_nan_and_infinities(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     given = feeds((8, 333), "f32")
     for row, (column, value) in enumerate([(0, np.nan), (332, np.nan), (100, -np.nan), (17, np.inf), (300, -np.inf)]):
         given["x"][row, column] = given["h"][row, column] = value
@@ -84,7 +84,7 @@ def test_nan_and_infinities_are_found_by_lanes_too(no_cache: None, monkeypatch: 
     both_ways(ROWS.format(t="f32"), given, monkeypatch)
 
 
-def test_columns_of_several_rows(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_sums_over_several_rows(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     for rows, columns in [(1, 65), (7, 64 * 3), (8, 200), (9, 77), (70, 1000), (3, 20_000)]:
         x, g = rng.normal(size=(2, rows, columns)).astype(np.float32)
@@ -97,9 +97,7 @@ def test_columns_of_several_rows(no_cache: None, monkeypatch: pytest.MonkeyPatch
         np.testing.assert_array_equal(got["db"], given["g"].astype(np.float64).sum(0).astype(np.float32))
 
 
-def test_exponentials_of_rows_near_and_far_from_their_largest_element(
-    no_cache: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_exponentials_near_and_far_from_the_maximum(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "graph(x: f32[n,c]) -> (y, m)\n  y = SoftMax(x, axis=-1)\n  m = ReduceMax(x, axes=[1])"
     assert "og::exp_of_row<near>(" in functor(og.compile(og.parse(text)))
     for columns in (65, 128, 1000):
@@ -114,7 +112,7 @@ def test_exponentials_of_rows_near_and_far_from_their_largest_element(
 
 
 @pytest.mark.parametrize("like", ["f32[n,1]", "f32[]"], ids=("rows", "all"))
-def test_columns_beside_sums_along_rows(like: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_column_sums_beside_row_sums(like: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row's sum goes to a separate cell, so such rows are not processed together."""
     text = f"""graph(x: f32[n,c], w: f32[c], b: {like}) -> (y, dw, db)
       m = ReduceMean(x, axes=[1], keep_dims=true)

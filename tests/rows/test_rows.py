@@ -44,7 +44,7 @@ def lowered(text: str, **options: Any) -> Lowered:
 # -- fusion -----------------------------------------------------------------------------------------------------------
 
 
-def test_rmsnorm_in_small_ops_is_one_kernel_with_what_is_before_and_after() -> None:
+def test_decomposed_rms_norm_is_one_kernel_with_neighbouring_ops() -> None:
     text = """graph(x: f32[n,c], w: f32[c], b: f32[n,c]) -> (y)
       g = GELU(x)
       p = Pow(g, 2.0)
@@ -66,13 +66,13 @@ def test_rmsnorm_in_small_ops_is_one_kernel_with_what_is_before_and_after() -> N
         "ReduceMax(x, axes=[-1], keep_dims=true)", "ReduceL2(x, axes=[-1])",
     ],
 )  # fmt: skip
-def test_a_row_op_alone_is_a_kernel_and_joins_its_neighbours(op: str) -> None:
+def test_row_op_is_a_kernel_alone_and_with_neighbours(op: str) -> None:
     assert cut(f"graph(x: f32[n,c], w: f32[c]) -> (y)\n y = {op}") == [("fused", [op.split("(")[0]])]
     around = f"graph(z: f32[n,c], w: f32[c]) -> (y)\n x = Tanh(z)\n t = {op}\n y = Abs(t)"
     assert cut(around) == [("fused", ["Tanh", op.split("(")[0], "Abs"])]
 
 
-def test_rows_along_different_axes_are_two_kernels_and_the_report_says_so() -> None:
+def test_rows_along_different_axes_are_two_kernels() -> None:
     text = """graph(x: f32[n,c,k]) -> (a, b)
       t = Tanh(x)
       a = SoftMax(t, axis=-1)
@@ -81,12 +81,12 @@ def test_rows_along_different_axes_are_two_kernels_and_the_report_says_so() -> N
     assert "two loops" in str(og.parse(text).explain())
 
 
-def test_the_report_names_the_axes_of_rows() -> None:
+def test_explain_names_the_row_axes() -> None:
     graph = og.parse(SOFTMAX.format(t="f32").replace("[*]", "[n,c]"))
     assert "rows over axes [-1]" in str(graph.explain())
 
 
-def test_what_a_sum_leads_back_to_is_one_kernel() -> None:
+def test_value_minus_its_row_sum_is_one_kernel() -> None:
     """x - sum(x), with SumTo as gradients write it."""
     text = """graph(x: f32[n,c], k: f32[n,1]) -> (y)
       t = Tanh(x)
@@ -95,14 +95,14 @@ def test_what_a_sum_leads_back_to_is_one_kernel() -> None:
     assert cut(text) == [("fused", ["Tanh", "SumTo", "Subtract"])]
 
 
-def test_a_value_without_the_axes_of_its_row_is_not_taken_for_one_along_the_row() -> None:
+def test_row_sum_without_kept_axis_broadcasts_as_in_numpy() -> None:
     """s[n] in x[n,n] lies along the last axis, as in NumPy."""
     text = "graph(x: f64[3,3]) -> (y)\n s = ReduceSum(x, axes=[1])\n y = Multiply(x, s)"
     x = samples((3, 3), "f64")
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x), x * x.sum(1))
 
 
-def test_what_only_its_reader_knows_to_lack_the_axes_of_rows_is_made_outside() -> None:
+def test_operand_unsqueezed_to_rows_is_computed_outside() -> None:
     text = """graph(x: f64[3,3], d: f64[3], k: f64[1]) -> (y)
       p = Multiply(d, k)
       u = Unsqueeze(p, axes=[1])
@@ -114,7 +114,7 @@ def test_what_only_its_reader_knows_to_lack_the_axes_of_rows_is_made_outside() -
     np.testing.assert_allclose(got, x - (x.mean(1) + d * k)[:, None])
 
 
-def test_what_lends_a_row_value_a_shape_without_its_axes_lies_as_that_does() -> None:
+def test_reshape_of_a_row_value_drops_the_row_axis() -> None:
     text = """graph(x: f64[3,1,5], like: f64[3,1]) -> (y)
       m = ReduceMean(x, axes=[2], keep_dims=true)
       y = ReshapeTo(m, like)"""
@@ -130,9 +130,7 @@ def test_what_lends_a_row_value_a_shape_without_its_axes_lies_as_that_does() -> 
         ("y: f64[?,1] = Add(m, bias)", "one value for each row meets several along"),
     ],
 )
-def test_an_operand_that_must_be_one_for_each_row_may_be_of_unknown_size_until_it_is_there(
-    line: str, what: str
-) -> None:
+def test_row_operand_of_unknown_size_is_checked_at_run_time(line: str, what: str) -> None:
     text = f"graph(x: f64[?,?], bias: f64[?]) -> (y)\n  m = ReduceMax(x, axes=[-1], keep_dims=true)\n  {line}"
     assert len(cut(text)) == 1
     f, x = og.compile(og.parse(text)), samples((3, 5), "f64")
@@ -144,7 +142,7 @@ def test_an_operand_that_must_be_one_for_each_row_may_be_of_unknown_size_until_i
 # -- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_loop_says_which_values_are_one_for_each_row() -> None:
+def test_loop_text_marks_row_values() -> None:
     text = RMS.format(t="f32").replace("-> (y)", "-> (y, s)")
     assert str(lowered(text).loop) == (
         "loop(parallel *, reduce -1)\n"
@@ -163,7 +161,7 @@ def test_the_loop_says_which_values_are_one_for_each_row() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_factor_of_the_row_leaves_its_sum(dtype: str) -> None:
+def test_row_factor_moves_out_of_the_row_sum(dtype: str) -> None:
     text = f"""graph(x: {dtype}[n,c], g: {dtype}[n,c]) -> (y, s)
       m = ReduceMean(x, axes=[-1], keep_dims=true)
       d = Subtract(x, m)
@@ -185,7 +183,7 @@ def test_a_factor_of_the_row_leaves_its_sum(dtype: str) -> None:
         assert_near(value, exact[name].astype(np.longdouble), peer[name])
 
 
-def test_exp_in_a_softmax_is_computed_once() -> None:
+def test_softmax_computes_each_exponential_once() -> None:
     loop = lowered(SOFTMAX.format(t="f32").replace("[*]", "[n,c]")).loop
     layout = bind(loop, [(5, 40)], [(40, 1)])
     assert host_source(in_order(loop, layout.variant)).functor.count("og::exp") == 1
@@ -196,7 +194,7 @@ def test_exp_in_a_softmax_is_computed_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_what_is_rounded_to_be_stored_is_rounded_once_for_all_passes(dtype: str) -> None:
+def test_stored_16_bit_sum_is_rounded_once_for_all_passes(dtype: str) -> None:
     """In a norm of a 16-bit sum, whose mean is that of the stored sum, rounding took a seventh of forward."""
     text = f"""graph(a: {dtype}[n,c], b: {dtype}[n,c]) -> (h, y)
       h = Add(a, b)
@@ -222,7 +220,7 @@ def test_random_loops_print_and_parse_back(seed: int) -> None:
             assert parse_loop(str(loop)) == loop
 
 
-def test_boxes_hold_whole_rows_unless_these_are_few_and_long() -> None:
+def test_boxes_hold_whole_rows_except_few_long_ones() -> None:
     loop = lowered(RMS.format(t="f32")).loop
     for shape in [(3, 5), (1, 1), (4096, 8192), (100_000, 3), (33, 1 << 20), (2, 1 << 20)]:
         layout = bind(loop, [shape, shape[1:]], [(shape[1], 1), (1,)])
@@ -235,7 +233,7 @@ def test_boxes_hold_whole_rows_unless_these_are_few_and_long() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_graphs_of_rows_compute_what_the_reference_does(seed: int) -> None:
+def test_random_row_graphs_agree_with_the_reference(seed: int) -> None:
     graph = row_graph(seed)
     f = og.compile(graph)
     for again in range(3):
@@ -268,7 +266,7 @@ def test_loops_over_rows_run_in_numpy_and_torch(seed: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
-def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(dtype: str) -> None:
+def test_rows_of_every_length_are_as_accurate_as_torch(dtype: str) -> None:
     kernel = og.compile(og.parse(ALL.format(t=dtype)))
     softmax = og.compile(og.parse(SOFTMAX.format(t=dtype).replace("[*]", "[n,c]")))
     few = [(15, n) for n in (1, 2, 63, 64, 65, 257)]  # with three rows torch's best luck would be the measure
@@ -291,7 +289,7 @@ def test_rows_of_every_length_are_as_near_to_the_truth_as_torch(dtype: str) -> N
         assert_near(softmax(x=x), powers / powers.sum(1, keepdims=True), from_torch(torch.softmax(t, -1)))
 
 
-def test_products_are_right() -> None:
+def test_row_products_are_as_accurate_as_torch() -> None:
     x = np.random.default_rng(0).uniform(0.9, 1.1, (5, 300)).astype(np.float32)
     got = og.compile(og.parse(ALL.format(t="f32")))(x=x)["e"]
     assert_near(got, x.astype(np.longdouble).prod(1), as_torch(x).prod(1).numpy())
@@ -310,7 +308,7 @@ def test_nan_and_infinities_stay_in_their_rows() -> None:
     np.testing.assert_array_equal(np.isnan(softmax).all(1), [False, True, True, False, True, False])
 
 
-def test_rows_of_nothing_have_the_value_of_no_elements() -> None:
+def test_empty_rows_have_the_neutral_value() -> None:
     got = og.compile(og.parse(ALL.format(t="f32")))(x=np.zeros((2, 0), np.float32))
     assert got["a"].tolist() == [0, 0] and np.isnan(got["b"]).all() and got["c"].tolist() == [-np.inf] * 2
     assert got["d"].ravel().tolist() == [np.inf] * 2 and got["e"].tolist() == [1, 1] and got["g"].tolist() == [0, 0]
@@ -318,7 +316,7 @@ def test_rows_of_nothing_have_the_value_of_no_elements() -> None:
     assert none["a"].shape == (0,) and none["b"].shape == (0, 1)
 
 
-def test_a_row_may_be_several_runs_and_lie_in_any_order() -> None:
+def test_row_may_consist_of_several_runs_in_any_order() -> None:
     text = """graph(x: f32[*]) -> (y)
       m = ReduceMean(x, axes=[0,2,3], keep_dims=true)
       y = Subtract(x, m)""".replace("[*]", "[n,c,h,w]")
@@ -330,7 +328,7 @@ def test_a_row_may_be_several_runs_and_lie_in_any_order() -> None:
         assert_near(f(x=view), wide - wide.mean((0, 2, 3), keepdims=True), peer)
 
 
-def test_an_operand_may_change_with_the_runs_of_a_row() -> None:
+def test_operand_may_vary_between_the_runs_of_a_row() -> None:
     text = """graph(x: f64[n,k,l], w: f64[k,1]) -> (y)
       p = Multiply(x, w)
       m = ReduceMax(p, axes=[1,2], keep_dims=true)
@@ -340,7 +338,7 @@ def test_an_operand_may_change_with_the_runs_of_a_row() -> None:
     np.testing.assert_allclose(og.compile(og.parse(text))(x=x, w=w), p - p.max((1, 2), keepdims=True))
 
 
-def test_a_row_of_one_element_may_add_up_f64_beside_results_of_f32() -> None:
+def test_one_element_row_may_sum_f64_beside_f32_results() -> None:
     text = """graph(x: f32[1], w: f32[1]) -> (y, z)
       y = Maximum(x, w)
       d: f64[1] = TypeCast(y)
@@ -353,7 +351,7 @@ def test_a_row_of_one_element_may_add_up_f64_beside_results_of_f32() -> None:
     assert got["y"] == x and got["z"] == np.float32(np.float64(x[0]) - 0.1) != 0
 
 
-def test_a_division_by_a_row_value_is_right_for_any_two_floats() -> None:
+def test_division_by_a_row_value_is_right_for_any_floats() -> None:
     """It is computed by two products; extremes, zeros, infinities and NaN have the results of a division."""
     text = "graph(x: f32[n,c]) -> (y)\n s = ReduceMax(x, axes=[-1], keep_dims=true)\n y = Divide(x, s)"
     special = np.array([0, 1e-45, 1e-40, 1.2e-38, 1, 3, 1e30, 3.4e38, np.inf], np.float32)
@@ -368,7 +366,7 @@ def test_a_division_by_a_row_value_is_right_for_any_two_floats() -> None:
     assert off[~subnormal].max() <= 1.5 and off[subnormal].max() <= 2
 
 
-def test_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "graph(x: f32[n,c], w: f32[c], b: f32[c], d_y: f32[n,c]) -> (dx, dw, db)\n"
     text += "  y, m, v = LayerNorm(x, w, b)\n  dx, dw, db = LayerNormBackward(x, d_y, m, v, w, b)"
     f = og.compile(og.parse(text))
@@ -382,7 +380,7 @@ def test_the_same_bits_on_any_number_of_threads(monkeypatch: pytest.MonkeyPatch)
         assert all(got[k].tobytes() == one[k].tobytes() for k in got)
 
 
-def test_parameters_of_16_bits_leave_the_gradient_of_a_norm_in_kernels_and_its_statistics_in_f32() -> None:
+def test_norm_gradient_with_16_bit_parameters_is_fused_with_f32_statistics() -> None:
     graph = og.parse("graph(x: bf16[n,c], w: bf16[c], b: bf16[c]) -> (y)\n y = LayerNorm(x, w, b, keep_stats=false)")
     backward = og.gradient(graph, wrt=("x", "w", "b"))
     f = og.compile(backward)
@@ -396,7 +394,7 @@ def test_parameters_of_16_bits_leave_the_gradient_of_a_norm_in_kernels_and_its_s
         assert off <= 0.51 * 2.0**-7 * 2.0 ** np.floor(np.log2(np.abs(want).max())), name
 
 
-def test_sums_of_16_bits_end_the_loop_of_an_opened_op() -> None:
+def test_norm_backward_with_16_bit_sums_is_one_kernel() -> None:
     inputs = "x: bf16[n,c], d: bf16[n,c], m: bf16[n], v: bf16[n], g: bf16[c], b: bf16[c]"
     graph = og.parse(f"graph({inputs}) -> (y, dg, db)\n y, dg, db = LayerNormBackward(x, d, m, v, g, b)")
     assert [p.kind for p in graph.get_partitions()] == ["fused"]
@@ -419,9 +417,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_few_long_rows_are_cut_and_give_the_same_bits_on_any_number_of_threads(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_long_rows_are_split_with_thread_independent_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text, shape = LONG[name]
     graph = og.parse(text)
     f = og.compile(graph)
@@ -440,7 +436,7 @@ def test_few_long_rows_are_cut_and_give_the_same_bits_on_any_number_of_threads(
     assert SPLIT_INNER in followed(f)
 
 
-def test_results_may_lie_over_inputs() -> None:
+def test_row_results_may_overwrite_inputs() -> None:
     """The row is read several times before it is written."""
     text = "graph(x: f32[n,c], r: f32[n,c]) -> (y)\n s = SoftMax(x, axis=-1)\n y = Add(s, r)"
     f = og.compile(og.parse(text))
@@ -473,7 +469,7 @@ TRAINED: dict[str, tuple[str, dict[str, tuple[int, ...]], dict[str, tuple[int, .
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_norms_train_by_one_kernel_forward_and_one_backward(name: str) -> None:
+def test_norms_train_with_one_forward_and_one_backward_kernel(name: str) -> None:
     text, shapes, kept = TRAINED[name]
     graph = og.parse(text)
     wrt = [n for n in shapes if n not in ("m", "v")]
@@ -493,7 +489,7 @@ def test_norms_train_by_one_kernel_forward_and_one_backward(name: str) -> None:
         assert_near(got[key], want, theirs)
 
 
-def test_in_bf16_a_norm_is_rounded_once_and_with_rounding_each_after_every_op() -> None:
+def test_bf16_norm_rounds_once_or_after_each_op() -> None:
     text = RMS.format(t="bf16")
     x, w = samples((9, 64), "bf16"), samples((64,), "bf16", seed=1)
     exact = og.evaluate(og.parse(text), x=x, w=w)
@@ -504,7 +500,9 @@ def test_in_bf16_a_norm_is_rounded_once_and_with_rounding_each_after_every_op() 
 
 
 @pytest.mark.parametrize(("along", "fits", "longer"), [("-1", (3, 9000), (3, 40_000)), ("0", (200, 70), (700, 70))])
-def test_rows_that_fit_have_a_text_of_their_own(along: str, fits: tuple[int, int], longer: tuple[int, int]) -> None:
+def test_rows_that_fit_the_buffer_have_a_separate_kernel(
+    along: str, fits: tuple[int, int], longer: tuple[int, int]
+) -> None:
     """Longer rows have no room for saved values, which are recomputed. For unknown sizes one text does both."""
     text = f"""graph(x: bf16[n,c]) -> (y)
       w: f32[n,c] = TypeCast(x)

@@ -77,7 +77,7 @@ def assert_sum(got: np.ndarray, value: np.ndarray, shape: tuple[int, ...]) -> No
 # -- fusion -----------------------------------------------------------------------------------------------------------
 
 
-def test_sums_of_any_shape_end_the_partition_that_makes_their_values() -> None:
+def test_sums_of_any_shape_are_fused_with_their_producers() -> None:
     inputs = "x: f32[n,8,4,4], d: f32[n,8,4,4], s: f32[], c: f32[8], r: f32[n,1,1,1], w: f32[4,1]"
     text = f"""graph({inputs}) -> (dx, a, b, e, f)
       %0 = Multiply(x, d)
@@ -89,7 +89,7 @@ def test_sums_of_any_shape_end_the_partition_that_makes_their_values() -> None:
     assert cut(text) == [["Multiply", "Tanh", "SumTo", "SumTo", "SumTo", "SumTo"]]
 
 
-def test_gradients_that_share_no_value_but_their_inputs_are_one_pass() -> None:
+def test_gradients_sharing_only_inputs_are_one_kernel() -> None:
     text = """graph(x: f32[n,8], d: f32[n,8], s: f32[8], b: f32[8]) -> (dx, ds, db)
       dx = Multiply(d, s)
       %0 = Multiply(d, x)
@@ -98,14 +98,14 @@ def test_gradients_that_share_no_value_but_their_inputs_are_one_pass() -> None:
     assert cut(text) == [["Multiply", "Multiply", "SumTo", "SumTo"]]
 
 
-def test_the_sum_of_an_input_is_a_kernel() -> None:
+def test_sum_of_an_input_is_a_kernel() -> None:
     graph = og.parse("graph(d: f32[n,8], b: f32[8]) -> (y)\n y = SumTo(d, b)")
     (part,) = graph.get_partitions()
     assert (part.kind, part.provider) == ("fused", "opgraph")
     assert og.compile(graph)(d=np.ones((3, 8), np.float32), b=np.zeros(8, np.float32)).tolist() == [3.0] * 8
 
 
-def test_what_uses_a_sum_is_another_kernel() -> None:
+def test_reader_of_a_sum_is_a_separate_kernel() -> None:
     text = """graph(x: f32[n,8], b: f32[8]) -> (y)
       %0 = Tanh(x)
       %1 = SumTo(%0, b)
@@ -115,7 +115,7 @@ def test_what_uses_a_sum_is_another_kernel() -> None:
     assert "a sum is whole only when its loop has ended" in why["Multiply"]
 
 
-def test_what_waits_for_a_sum_and_goes_on_in_its_shape_is_another_kernel() -> None:
+def test_reader_of_a_column_mean_is_a_separate_kernel() -> None:
     """x - mean(x): the loop over x runs twice."""
     text = """graph(x: f32[64,8], b: f32[8]) -> (y)
       %0 = Tanh(x)
@@ -131,7 +131,7 @@ def test_what_waits_for_a_sum_and_goes_on_in_its_shape_is_another_kernel() -> No
     np.testing.assert_allclose(whole, 2 * np.tanh(x) - np.tanh(x).mean(0), rtol=1e-5, atol=1e-6)
 
 
-def test_a_sum_is_not_computed_inside_a_larger_shape() -> None:
+def test_sum_is_not_fused_into_a_larger_shape() -> None:
     """Its loop would run once for each row of z."""
     text = """graph(x: f32[8], z: f32[2,8], s: f32[]) -> (y, t)
       %0 = Add(x, 1.0)
@@ -143,18 +143,18 @@ def test_a_sum_is_not_computed_inside_a_larger_shape() -> None:
     assert og.compile(graph)(x=x, z=np.ones((2, 8), np.float32), s=np.float32(0))["t"] == 16
 
 
-def test_a_sum_that_nobody_uses_keeps_its_part_out_of_a_larger_shape_too() -> None:
+def test_unused_sum_is_not_fused_into_a_larger_shape() -> None:
     text = "graph(x: f32[8], z: f32[2,8], s: f32[]) -> (y)\n %0 = Add(x, 1.0)\n %1 = SumTo(%0, s)\n y = Multiply(z, %0)"
     assert cut(text) == [["Add", "SumTo"], ["Multiply"]]
 
 
-def test_sums_are_fused_only_over_shapes_that_are_surely_equal() -> None:
+def test_sums_are_fused_only_over_certainly_equal_shapes() -> None:
     text = "graph(x: f32[?,8], z: f32[?,8], s: f32[]) -> (y, t)\n %0 = Tanh(x)\n t = SumTo(%0, s)\n y = Add(%0, z)"
     assert cut(text) == [["Tanh", "SumTo"], ["Add"]]
     assert cut(text.replace("?", "n")) == [["Tanh", "SumTo", "Add"]]
 
 
-def test_a_parameter_made_inside_lends_its_shape() -> None:
+def test_sum_may_take_the_shape_of_a_computed_parameter() -> None:
     """The sum has the shape of exp(b), which the kernel computes for each element."""
     text = """graph(x: f32[n,8], d: f32[n,8], b: f32[]) -> (y)
       %0 = Exp(b)
@@ -167,7 +167,7 @@ def test_a_parameter_made_inside_lends_its_shape() -> None:
     np.testing.assert_allclose(got, (x * d).sum() * np.exp(0.5), rtol=1e-5)
 
 
-def test_a_value_made_inside_lends_its_shape_to_what_is_broadcast() -> None:
+def test_broadcast_to_may_take_the_shape_of_a_computed_value() -> None:
     text = """graph(x: f32[n,1], z: f32[8], d: f32[8]) -> (y, s)
       %0 = Add(x, z)
       y = Tanh(%0)
@@ -178,7 +178,7 @@ def test_a_value_made_inside_lends_its_shape_to_what_is_broadcast() -> None:
     np.testing.assert_allclose(got["s"], 3 * samples((8,)), rtol=1e-6)
 
 
-def test_a_value_that_only_lends_its_shape_is_not_computed() -> None:
+def test_value_read_only_for_its_shape_is_not_computed() -> None:
     text = """graph(x: f32[n,1], z: f32[8], d: f32[8]) -> (y, s)
       %0 = Add(x, z)
       %1 = BroadcastTo(d, %0)
@@ -193,7 +193,7 @@ def test_a_value_that_only_lends_its_shape_is_not_computed() -> None:
     assert og.compile(alone)(x=np.zeros((3, 1), np.float32), z=np.zeros(8, np.float32), d=samples((8,))).shape == (3, 8)
 
 
-def test_a_channel_operand_lends_its_shape_from_memory() -> None:
+def test_channel_operand_used_as_a_shape_is_read_from_memory() -> None:
     text = """graph(x: f32[2,3,4,4], b: f32[3]) -> (y)
       %0 = Exp(b)
       %1 = Tanh(x)
@@ -204,7 +204,7 @@ def test_a_channel_operand_lends_its_shape_from_memory() -> None:
     np.testing.assert_allclose(got, np.tanh(x).sum((0, 2, 3)), rtol=1e-5)
 
 
-def test_the_data_of_a_shape_is_never_read() -> None:
+def test_data_of_shape_operands_is_never_read() -> None:
     text = "graph(x: f32[n], l: {l}[n,n2], s: f32[1]) -> (y, t)\n y = BroadcastTo(x, l)\n t = SumTo(y, s)"
     for kind in ("f32", "boolean", "s8"):
         low = lowered(text.format(l=kind).replace("n2", "n"))
@@ -229,22 +229,22 @@ loop(parallel *)
 """.strip()
 
 
-def test_a_loop_with_sums_prints_and_parses_back() -> None:
+def test_loop_with_sums_prints_and_parses_back() -> None:
     assert str(parse_loop(TEXT)) == TEXT
 
 
 @pytest.mark.parametrize("bad", ["summed to t0", "summed to", "summed to x9", "summed"])
-def test_a_sum_has_the_shape_of_loads(bad: str) -> None:
+def test_sum_target_must_be_a_load(bad: str) -> None:
     with pytest.raises((og.errors.ModelError, AssertionError)):
         parse_loop(TEXT.replace("summed to ()", bad))
 
 
-def test_only_floats_are_added() -> None:
+def test_sums_of_integers_are_refused() -> None:
     with pytest.raises(AssertionError, match="no float"):
         parse_loop("loop(parallel *)\n  x0 = load s32\n  store s32 x0 summed to ()")
 
 
-def test_the_interpreter_adds_up_what_the_loop_says() -> None:
+def test_interpreter_computes_the_sums_of_a_loop() -> None:
     x, y = samples((2, 3, 4)), samples((4,))
     c = np.zeros(3, dtypes.get("bf16").numpy)
     loop = parse_loop(TEXT)
@@ -256,7 +256,7 @@ def test_the_interpreter_adds_up_what_the_loop_says() -> None:
     assert (channel.shape, total.shape, row.shape) == ((3,), (), (4,))
 
 
-def test_values_are_rounded_before_they_are_added_where_rounding_is_asked_for() -> None:
+def test_rounding_each_rounds_values_before_the_sum() -> None:
     text = "graph(x: bf16[n], s: bf16[]) -> (y)\n %0 = Exp(x)\n y = SumTo(%0, s)"
     assert [s.rounds for s in lowered(text).loop.statements] == [False]
     assert [s.rounds for s in lowered(text, rounding="each").loop.statements] == [True]
@@ -264,7 +264,7 @@ def test_values_are_rounded_before_they_are_added_where_rounding_is_asked_for() 
     assert [s.rounds for s in lowered(cast).loop.statements] == [True]
 
 
-def test_a_sum_that_adds_nothing_up_is_an_ordinary_store() -> None:
+def test_sum_without_reduced_axes_is_an_ordinary_store() -> None:
     loop = parse_loop("loop(parallel *)\n  x0 = load f32\n  x1 = load f32\n  store f32 x0 summed to x1")
     assert bind(loop, [(4, 5), (4, 5)], [(5, 1), (5, 1)]).variant.operands == "cuc"
     assert bind(loop, [(4, 5), (5,)], [(5, 1), (1,)]).variant.operands == "cuk"
@@ -335,14 +335,14 @@ def long_of(*shapes: tuple[int, ...], sums: int = 0) -> Any:
     return merged_axes(layout, len(shapes))
 
 
-def test_rows_of_small_images_are_joined_to_rows_of_all_their_channels() -> None:
+def test_rows_of_small_images_are_merged_across_channels() -> None:
     long = long_of((32, 64, 4, 4), (64, 1, 1), sums=1)
     assert (long.layout.dims, long.layout.variant.operands) == ((32, 1024), "ccck")
     assert [(s.operand, s.outer, s.inner) for s in long.spread] == [(1, 1, 0)]
     assert (long.short, long.grouped, long.tiled) == (16, {3}, set())
 
 
-def test_short_rows_of_one_parameter_each_are_repeated_along_a_longer_row() -> None:
+def test_short_rows_are_merged_into_longer_ones() -> None:
     long = long_of((4096, 8), (8,), sums=1)
     assert (long.layout.dims, long.layout.variant.operands) == ((16, 2048), "ccck")
     assert [(s.operand, s.outer, s.inner) for s in long.spread] == [(1, 0, 1)]
@@ -360,12 +360,12 @@ def test_short_rows_of_one_parameter_each_are_repeated_along_a_longer_row() -> N
     ],
     ids=["long enough", "used too few times", "another value for each row", "a prime number of rows", "one stretch"],
 )
-def test_other_rows_stay_as_they_are(shapes: tuple[tuple[int, ...], ...], sums: int) -> None:
+def test_other_rows_are_not_merged(shapes: tuple[tuple[int, ...], ...], sums: int) -> None:
     assert long_of(*shapes, sums=sums) is None
 
 
 @pytest.mark.parametrize(("sums", "short"), [(32, 127), (33, 124), (33, 127), (40, 121), (64, 64), (100, 41)])
-def test_long_rows_have_no_more_cells_than_a_box(sums: int, short: int) -> None:
+def test_merged_rows_have_no_more_cells_than_a_box(sums: int, short: int) -> None:
     stores = [f"  store f32 t{i} summed to x1" for i in range(sums)]
     lines = [f"  t{i}: f32 = Multiply(x0, {i}.5)  # {i}" for i in range(sums)]
     text = "\n".join(["loop(parallel *)", "  x0 = load f32", "  x1 = load f32", *lines, *stores])
@@ -383,7 +383,7 @@ def test_long_rows_have_no_more_cells_than_a_box(sums: int, short: int) -> None:
     [(32, 64, 4, 4), (40, 7, 3, 3), (9, 600, 2, 2), (17, 129, 7, 7), (2048, 3, 5), (4096, 8), (8, 3, 600, 4)],
     ids=str,
 )
-def test_long_rows_are_right(shape: tuple[int, ...], dtype: str) -> None:
+def test_merged_rows_with_sums_are_right(shape: tuple[int, ...], dtype: str) -> None:
     """Parameters of every pattern, read and summed to."""
     text = PAIR.format(t=dtype).replace("dx = Abs(%0)", "%1 = Multiply(%0, a)\n  %2 = Multiply(%1, b)\n  dx = Abs(%2)")
     f = og.compile(og.parse(text))
@@ -399,7 +399,7 @@ def test_long_rows_are_right(shape: tuple[int, ...], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16", "boolean", "s8", "s64"])
-def test_long_rows_without_sums_are_right(dtype: str) -> None:
+def test_merged_rows_without_sums_are_right(dtype: str) -> None:
     text = f"graph(c: boolean[*], x: {dtype}[*], a: {dtype}[*]) -> (y)\n y = Select(c, x, a)"
     f = og.compile(og.parse(text))
     rng = np.random.default_rng(0)
@@ -423,7 +423,7 @@ def patterns(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_every_pattern_is_as_near_to_the_truth_as_torch(dtype: str) -> None:
+def test_every_sum_pattern_is_as_accurate_as_torch(dtype: str) -> None:
     f = og.compile(og.parse(PAIR.format(t=dtype)))
     for shape in [(4, 3, 5), (2, 70, 3, 40), (33, 1, 300)]:
         x, d = samples(shape, dtype), np.ones(shape, dtypes.get(dtype).numpy)
@@ -437,7 +437,7 @@ def test_every_pattern_is_as_near_to_the_truth_as_torch(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("n", [1, 31, 32, 33, 255, 256, 257, 511, 4095, 4097, 32767, 32769, 65537, 200_001])
-def test_sizes_around_the_borders_of_strips_and_boxes(n: int, dtype: str) -> None:
+def test_sums_of_sizes_around_strip_and_box_limits(n: int, dtype: str) -> None:
     f = og.compile(og.parse(PAIR.format(t=dtype)))
     for shape in [(n,), (n, 3), (3, n)]:
         x, d = samples(shape, dtype), np.ones(shape, dtypes.get(dtype).numpy)
@@ -449,7 +449,7 @@ def test_sizes_around_the_borders_of_strips_and_boxes(n: int, dtype: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_millions_of_elements_are_added_as_well_as_torch_adds_them(dtype: str) -> None:
+def test_sums_of_millions_of_elements_are_as_accurate_as_torch(dtype: str) -> None:
     f = og.compile(og.parse(f"graph(x: {dtype}[*], s: {dtype}[*]) -> (y)\n y = SumTo(x, s)"))
     for shape, to in [((1 << 22,), ()), ((1 << 12, 1 << 10), (1 << 10,)), ((1 << 10, 1 << 12), (1 << 10, 1))]:
         x = samples(shape, dtype)
@@ -457,7 +457,7 @@ def test_millions_of_elements_are_added_as_well_as_torch_adds_them(dtype: str) -
         assert_sum(f(x=np.abs(x), s=np.zeros(to, x.dtype)), np.abs(x), to)
 
 
-def test_a_sum_of_doubles_keeps_what_additions_round_off() -> None:
+def test_f64_sum_is_compensated() -> None:
     """1 + 1e-16 + 1e-16 + ... is 1 in plain additions; along rows, along columns, in one number."""
     x = np.full((1 << 10, 1 << 8), 1e-16)
     x[0] = 1.0
@@ -468,7 +468,7 @@ def test_a_sum_of_doubles_keeps_what_additions_round_off() -> None:
         assert np.abs(got - exact).max() <= np.spacing(np.float64(exact.max()))
 
 
-def test_channels_lie_along_axis_1_or_the_last() -> None:
+def test_channel_sums_follow_the_data_format() -> None:
     x, c = samples((6, 5, 3, 4)), np.zeros(5, np.float32)
     text = 'graph(x: f32[*], c: f32[5]) -> (y)\n %0 = Abs(x)\n y = SumTo(%0, c, data_format="{}")'
     ncx = og.compile(og.parse(text.format("NCX")))(x=x, c=c)
@@ -477,7 +477,7 @@ def test_channels_lie_along_axis_1_or_the_last() -> None:
     np.testing.assert_allclose(nxc, np.abs(x).sum((0, 2, 3)), rtol=1e-6)
 
 
-def test_sums_of_two_dtypes_are_one_pass() -> None:
+def test_sums_of_two_dtypes_are_one_kernel() -> None:
     text = """graph(x: f32[n,8], s: f64[], b: bf16[8]) -> (p, q)
       %0: f64[n,8] = TypeCast(x)
       %1: bf16[n,8] = TypeCast(x)
@@ -492,7 +492,7 @@ def test_sums_of_two_dtypes_are_one_pass() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_nan_and_infinity_pass_through(dtype: str) -> None:
+def test_nan_and_infinity_pass_through_sums(dtype: str) -> None:
     f = og.compile(og.parse(PAIR.format(t=dtype)))
     for value in (np.nan, np.inf, -np.inf):
         x = np.ones((4, 300), dtypes.get(dtype).numpy)
@@ -505,7 +505,7 @@ def test_nan_and_infinity_pass_through(dtype: str) -> None:
         assert np.isfinite(got["db"][[0, 1, 3], 0].astype(np.float64)).all()
 
 
-def test_a_sum_of_nothing_is_zero() -> None:
+def test_sum_of_nothing_is_zero() -> None:
     f = og.compile(og.parse(PAIR.format(t="f32")))
     x, a, b = np.zeros((0, 3), np.float32), np.ones(3, np.float32), np.ones((0, 1), np.float32)
     got = f(x=x, d=x, a=a, b=b)
@@ -515,7 +515,7 @@ def test_a_sum_of_nothing_is_zero() -> None:
     assert outs["da"].tolist() == [0, 0, 0]
 
 
-def test_one_number_is_its_sum() -> None:
+def test_sum_of_a_scalar_is_the_scalar() -> None:
     f = og.compile(og.parse(PAIR.format(t="f32")))
     got = f(x=np.float32(3), d=np.float32(-2), a=np.zeros((), np.float32), b=np.zeros((), np.float32))
     assert (got["dx"], got["da"], got["db"]) == (6, -6, 6)
@@ -537,7 +537,7 @@ def test_one_number_is_its_sum() -> None:
     ids=["transposed", "every second", "backwards", "rows broadcast", "columns broadcast", "one number"],
 )
 @pytest.mark.parametrize("to", [(), (90,), (700, 1), (1, 90)], ids=str)
-def test_inputs_of_any_strides(view: Any, to: tuple[int, ...]) -> None:
+def test_sums_of_inputs_with_any_strides(view: Any, to: tuple[int, ...]) -> None:
     f = og.compile(og.parse(PAIR.format(t="f32")))
     x, d = view(samples((700, 90))), samples((700, 90), seed=1)
     zero = np.zeros(to, np.float32)
@@ -548,7 +548,7 @@ def test_inputs_of_any_strides(view: Any, to: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("to", [(), (90,), (700, 1)], ids=str)
-def test_results_go_where_they_are_told(to: tuple[int, ...]) -> None:
+def test_sums_are_written_into_out_arrays(to: tuple[int, ...]) -> None:
     f = og.compile(og.parse(PAIR.format(t="f32")))
     x, d, zero = samples((700, 90)), samples((700, 90), seed=1), np.zeros(to, np.float32)
     plain = f(x=x, d=d, a=zero, b=zero)
@@ -568,7 +568,7 @@ def test_results_go_where_they_are_told(to: tuple[int, ...]) -> None:
             np.testing.assert_array_equal(out, plain[name])
 
 
-def test_a_sum_may_take_the_place_of_the_parameter_that_it_belongs_to() -> None:
+def test_sum_may_overwrite_its_parameter() -> None:
     text = """graph(x: f32[n,n], p: f32[n], q: f32[n,1]) -> (dp, dq)
       %0 = Multiply(x, p)
       %1 = Multiply(%0, q)
@@ -583,7 +583,7 @@ def test_a_sum_may_take_the_place_of_the_parameter_that_it_belongs_to() -> None:
         np.testing.assert_array_equal(outs[name], value)
 
 
-def test_no_result_is_written_while_its_place_may_still_be_read() -> None:
+def test_sum_does_not_overwrite_memory_still_to_be_read() -> None:
     """A box completes row sums whose memory holds factors of columns, which later boxes read."""
     text = """graph(x: f32[1,n,n], p: f32[n]) -> (s)
       %0 = Multiply(x, p)
@@ -598,7 +598,7 @@ def test_no_result_is_written_while_its_place_may_still_be_read() -> None:
     np.testing.assert_array_equal(p, plain)
 
 
-def test_an_output_of_another_shape_is_refused() -> None:
+def test_output_of_another_shape_is_refused() -> None:
     f = og.compile(og.parse("graph(x: f32[*], s: f32[*]) -> (y)\n y = SumTo(x, s)"))
     with pytest.raises(og.errors.InvalidShape):
         f(x=samples((4, 5)), s=np.zeros(5, np.float32), out=np.zeros((4, 5), np.float32))
@@ -611,7 +611,9 @@ SPACES = [(300_007,), (40, 30, 100), (2000, 3, 40), (3, 100_000), (500, 600), (2
 
 @pytest.mark.parametrize("shape", SPACES, ids=str)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_the_bits_are_those_of_one_thread(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str) -> None:
+def test_multithreaded_sums_give_the_bits_of_one_thread(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str
+) -> None:
     f = og.compile(og.parse(PAIR.format(t=dtype)))
     _, parallel = threads.team(1 << 30)
     assert parallel is not None
@@ -626,7 +628,7 @@ def test_the_bits_are_those_of_one_thread(monkeypatch: pytest.MonkeyPatch, shape
                 assert got[name].tobytes() == one[name].tobytes(), (a, b, count, name)
 
 
-def test_calls_from_several_threads_do_not_meet() -> None:
+def test_concurrent_calls_do_not_interfere() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     f = og.compile(og.parse(PAIR.format(t="f32")))
@@ -644,7 +646,7 @@ def test_calls_from_several_threads_do_not_meet() -> None:
 
 
 @pytest.mark.parametrize("with_torch", [True, False])
-def test_without_a_compiler_sums_are_the_same(with_torch: bool) -> None:
+def test_sums_without_a_compiler_are_the_same(with_torch: bool) -> None:
     graph = og.parse(PAIR.format(t="bf16"))
     (partition,) = graph.get_partitions()
     with warnings.catch_warnings(action="ignore"):
