@@ -116,7 +116,7 @@ def agrees(graph: og.Graph, wrt: Sequence[str], feeds: dict[str, np.ndarray]) ->
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_compiled_gradients_are_those_of_the_reference(name: str) -> None:
+def test_compiled_gradients_agree_with_the_reference(name: str) -> None:
     text, wrt = GRAPHS[name]
     graph = og.parse(text)
     feeds = sampled(graph)
@@ -152,7 +152,7 @@ BRANCHES = [
 
 @pytest.mark.parametrize(("yes", "no"), BRANCHES)
 @pytest.mark.parametrize("shared", [False, True], ids=["apart", "through a shared product"])
-def test_the_branch_not_taken_never_shows(yes: str, no: str, shared: bool) -> None:
+def test_branch_not_taken_does_not_leak_into_the_gradient(yes: str, no: str, shared: bool) -> None:
     g = og.Graph()
     x = g.input("x", "f64", ("n",))
     a = g.input("a", "f64", ())
@@ -175,7 +175,7 @@ def test_the_branch_not_taken_never_shows(yes: str, no: str, shared: bool) -> No
     np.testing.assert_array_equal(made["d_x"], np.concatenate(alone))
 
 
-def test_a_value_of_two_branches_that_leave_a_third_never_shows_there() -> None:
+def test_value_shared_by_two_branches_does_not_leak_into_a_third() -> None:
     """Both use x / z, and where neither is taken, z is 0."""
     text = """graph(x: f64[n], z: f64[n]) -> (y)
       q = Divide(x, z)
@@ -194,7 +194,7 @@ def test_a_value_of_two_branches_that_leave_a_third_never_shows_there() -> None:
 
 @pytest.mark.parametrize("count", [2, 4, 5, 6, 12])
 @pytest.mark.parametrize("nested", [False, True], ids=["separate", "nested"])
-def test_a_value_that_no_branch_takes_has_no_gradient(count: int, nested: bool) -> None:
+def test_value_read_only_by_untaken_branches_has_no_gradient(count: int, nested: bool) -> None:
     """Each of the branches reads a square root, whose derivative at 0 is infinite."""
     g = og.Graph()
     x = g.input("x", "f64", ("n",))
@@ -218,14 +218,14 @@ def test_a_value_that_no_branch_takes_has_no_gradient(count: int, nested: bool) 
     np.testing.assert_allclose(got, slope, rtol=1e-12)
 
 
-def test_a_leak_would_be_seen() -> None:
+def test_naive_select_gradient_leaks_nan() -> None:
     """The gradient that writes the Select directly is NaN: the tests above would detect it."""
     with np.errstate(all="ignore"):
         x = np.array([-1.0])
         assert np.isnan(np.where(x > 0, 1.0, 0.0) * 0.5 / np.sqrt(x)).all()
 
 
-def test_names_of_wrt_are_checked() -> None:
+def test_wrt_names_are_checked() -> None:
     g = og.parse("graph(x: f32[4], n: s32[4]) -> (y)\n  y = Exp(x)")
     with pytest.raises(og.errors.InvalidArguments, match="no input or constant 'q'"):
         og.gradient(g, ("q",))
@@ -237,7 +237,7 @@ def test_names_of_wrt_are_checked() -> None:
         og.gradient(g, ("n",))
 
 
-def test_an_op_without_a_gradient_is_named() -> None:
+def test_op_without_a_gradient_is_refused_by_name() -> None:
     g = og.Graph()
     x = g.input("x", "f32", (4,))
     g.add_op("Wildcard", x, name="w", outputs=1, dtype="f32")
@@ -246,7 +246,7 @@ def test_an_op_without_a_gradient_is_named() -> None:
     assert 'Wildcard "w"' in str(error.value)
 
 
-def test_an_input_that_nothing_depends_on_has_gradient_zero() -> None:
+def test_input_without_effect_has_zero_gradient() -> None:
     g = og.parse("graph(x: f32[2,3], z: f32[3]) -> (y)\n  %0 = Floor(z)\n  y = Add(x, %0)")
     h = og.gradient(g, ("z",))
     made = og.evaluate(h, {str(t.name): np.ones([2, 3] if t.name != "z" else [3], np.float32) for t in h.inputs})
@@ -262,7 +262,7 @@ def test_a_constant_of_wrt_becomes_an_input() -> None:
     assert [t.name for t in h.inputs] == ["x", "d_y"] or [t.name for t in h.inputs] == ["x", "a", "d_y"]
 
 
-def test_a_name_that_would_be_used_twice_is_refused() -> None:
+def test_colliding_gradient_name_is_refused() -> None:
     g = og.parse("graph(x: f32[4], d_y: f32[4]) -> (y)\n  y = Multiply(x, d_y)")
     with pytest.raises(og.errors.InvalidArguments, match='two inputs called "d_y"'):
         og.gradient(g, ("x",))
@@ -279,7 +279,7 @@ def choices(count: int) -> og.Graph:
     return g.finalize()
 
 
-def test_the_gradient_of_a_chain_of_choices_is_as_much_work_as_the_chain_is_long(
+def test_gradient_of_chained_selects_is_linear_in_length(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Counts the gradient's ops, and the conditions that contributions carry on the way."""
@@ -303,7 +303,7 @@ def test_the_gradient_of_a_chain_of_choices_is_as_much_work_as_the_chain_is_long
 
 
 @pytest.mark.parametrize("count", [3, 8, 9, 10, 40])
-def test_the_gradient_of_a_chain_of_choices_is_that_of_the_branches_taken(count: int) -> None:
+def test_gradient_of_chained_selects_follows_the_taken_branches(count: int) -> None:
     """Branches that are not taken have infinite or NaN derivatives: the square root at 0 and below."""
     x = np.concatenate([R.uniform(-1, 1, 500), [0.0, -0.0, 1e-300]])
     value, slope = x, np.ones_like(x)
@@ -318,7 +318,7 @@ def test_the_gradient_of_a_chain_of_choices_is_that_of_the_branches_taken(count:
     np.testing.assert_allclose(got, slope, rtol=1e-12)
 
 
-def test_a_long_chain_is_differentiated_in_linear_time() -> None:
+def test_gradient_of_a_long_chain_is_linear_in_size() -> None:
     g = og.Graph()
     x = g.input("x", "f32", ("n",))
     value = x
@@ -328,7 +328,7 @@ def test_a_long_chain_is_differentiated_in_linear_time() -> None:
     assert len(h.ops) < 4 * 3000
 
 
-def test_units_are_differentiated_as_single_ops() -> None:
+def test_fused_units_are_differentiated_as_single_ops() -> None:
     g = og.parse("graph(x: f64[n]) -> (y)\n  %0 = Sigmoid(x)\n  y = Multiply(x, %0)")
     h = og.gradient(g, ("x",))
     made = og.evaluate(h, x=np.array([-np.inf, np.inf, 0.0]), d_y=np.ones(3))
@@ -340,7 +340,7 @@ def test_the_same_graph_gives_the_same_gradient_graph() -> None:
     assert str(og.gradient(og.parse(text), wrt)) == str(og.gradient(og.parse(text), wrt))
 
 
-def test_names_for_unknown_sizes_are_none_that_an_unread_input_has() -> None:
+def test_generated_size_symbols_do_not_collide_with_inputs() -> None:
     g = og.parse(
         "graph(x: f64[?,2], unread: f64[n0]) -> (y)\n  s = ReduceSum(x, axes=[0], keep_dims=true)\n  y = Add(x, s)"
     )
@@ -355,7 +355,7 @@ def test_names_for_unknown_sizes_are_none_that_an_unread_input_has() -> None:
 
 
 @pytest.mark.parametrize("layout", ["NCX", "NXC"])
-def test_group_norm_of_no_samples_has_a_gradient(layout: str) -> None:
+def test_group_norm_of_an_empty_batch_has_a_gradient(layout: str) -> None:
     attrs = f'keep_stats=false, groups=2, use_affine=false, data_format="{layout}"'
     g = og.parse(f"graph(x: f64[0,4]) -> (y)\n  y = GroupNorm(x, {attrs})")
     h = og.gradient(g, ("x",))
@@ -363,7 +363,7 @@ def test_group_norm_of_no_samples_has_a_gradient(layout: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 4), (4, 4, 2, 3)])
-def test_a_condition_on_a_sum_along_a_channel_axis_holds_for_its_channel(shape: tuple[int, ...]) -> None:
+def test_select_on_a_channel_sum_masks_its_channel(shape: tuple[int, ...]) -> None:
     """If the last axis has the same length, a condition along that axis would go unnoticed."""
     text = f"""graph(x: f64{list(shape)}, b: f64[4]) -> (y)
       q = Square(x)
@@ -379,7 +379,7 @@ def test_a_condition_on_a_sum_along_a_channel_axis_holds_for_its_channel(shape: 
     np.testing.assert_allclose(og.compile(slope)(feeds), want)
 
 
-def test_unknown_sizes_that_an_op_takes_as_one_get_one_symbol() -> None:
+def test_unknown_sizes_that_must_be_equal_share_a_symbol() -> None:
     graph = og.parse(
         "graph(x: f64[?], w: f64[?]) -> (y, z)\n  a = Exp(x)\n"
         '  p = Multiply(a, w, auto_broadcast="none")\n  y = Tanh(p)\n  r = Cos(a)\n'
@@ -395,7 +395,7 @@ def test_unknown_sizes_that_an_op_takes_as_one_get_one_symbol() -> None:
 
 @pytest.mark.parametrize("shape", ["[1,c]", "[]"])
 @pytest.mark.parametrize("kind", ["Add", "Multiply", "Divide"])
-def test_the_gradient_of_an_f32_operand_of_16_bit_data_is_summed_in_f32(kind: str, shape: str) -> None:
+def test_gradient_of_f32_operand_with_16_bit_data_is_summed_in_f32(kind: str, shape: str) -> None:
     graph = og.parse(f"graph(x: bf16[n,c], a: f32{shape}) -> (y)\n  y: bf16[n,c] = {kind}(x, a)")
     rule = og.gradient(graph, ["a"])
     rng = np.random.default_rng(0)
@@ -406,7 +406,7 @@ def test_the_gradient_of_an_f32_operand_of_16_bit_data_is_summed_in_f32(kind: st
     np.testing.assert_allclose(found, og.evaluate(rule, feeds), rtol=1e-6)
 
 
-def test_whole_numbers_that_no_float_has_are_kept_apart() -> None:
+def test_integers_beyond_float_precision_stay_distinct() -> None:
     graph = og.Graph()
     x, i = graph.input("x", "f32", (3,)), graph.input("i", "s64", (3,))
     chosen = x
@@ -420,7 +420,7 @@ def test_whole_numbers_that_no_float_has_are_kept_apart() -> None:
     np.testing.assert_allclose(pullback(np.ones(3, np.float32))["x"], want, rtol=1e-6)
 
 
-def test_the_gradient_of_transposed_weights_has_the_sizes_of_its_operands_where_none_are_declared() -> None:
+def test_conv_transpose_weights_gradient_infers_undeclared_sizes() -> None:
     text = (
         "graph(x: f64[{shape}], d: f64[2,3,8,7]) -> (y)\n"
         "  y = ConvTransposeBackwardWeights(x, d, weights_shape=[3, 1, 3, 3], strides=[2, 2], pads_begin=[2, 2], "
@@ -441,7 +441,7 @@ def test_the_gradient_of_transposed_weights_has_the_sizes_of_its_operands_where_
 
 
 @pytest.mark.parametrize("number", [np.int64(1), np.float32(1), np.bool_(True)])
-def test_a_number_of_another_dtype_is_another_number(number: Any) -> None:
+def test_equal_constants_of_different_dtypes_stay_separate(number: Any) -> None:
     graph = og.Graph()
     x, w = graph.input("x", "f64", (3,)), graph.input("w", "f64", (3,))
     filled = graph.add_op("BroadcastTo", graph.constant("", number), w)
@@ -456,7 +456,7 @@ def test_a_number_of_another_dtype_is_another_number(number: Any) -> None:
     np.testing.assert_array_equal(found["d_w"], [0, 1.5, 1.5])
 
 
-def test_a_rounded_product_does_not_stand_for_one_that_is_not() -> None:
+def test_rounded_product_is_not_reused_as_an_exact_one() -> None:
     graph = og.parse("graph(x: bf16[3], z: f32[3]) -> (y)\n  y: bf16[3] = Multiply(x, z)")
     builder = GraphBuilder(graph)
     x, z = map(builder.input, graph.inputs)
@@ -466,7 +466,7 @@ def test_a_rounded_product_does_not_stand_for_one_that_is_not() -> None:
     assert exact.dtype == "f32" and builder("Multiply", x, z).id == exact.id
 
 
-def test_a_gradient_is_for_the_engine_of_its_graph() -> None:
+def test_gradient_graph_keeps_the_engine() -> None:
     for kind in ("cpu", "cuda"):
         graph = og.Graph(kind)
         graph.output(graph.add_op("Sin", graph.input("x", "f32", (3,))))
@@ -474,7 +474,7 @@ def test_a_gradient_is_for_the_engine_of_its_graph() -> None:
         assert og.gradient(og.gradient(graph, "x"), "x").engine == kind
 
 
-def test_an_input_comes_before_a_constant_of_its_name() -> None:
+def test_wrt_prefers_an_input_over_a_constant_of_that_name() -> None:
     for name, constant in (("x", "x"), ("t1", "")):
         graph = og.Graph()
         x, k = graph.input(name, "f64", (2,)), graph.constant(constant, np.array([3.0, 2.0]))
@@ -485,7 +485,7 @@ def test_an_input_comes_before_a_constant_of_its_name() -> None:
         np.testing.assert_array_equal(pull(np.ones(2))[name], [3, 2])
 
 
-def test_a_constant_without_a_name_goes_by_its_id() -> None:
+def test_wrt_names_an_unnamed_constant_by_its_id() -> None:
     graph = og.Graph()
     x, k = graph.input("x", "f64", (2,)), graph.constant("", np.array([3.0, 2.0]))
     graph.output(graph.add_op("Multiply", x, k, name="y"))
@@ -495,7 +495,7 @@ def test_a_constant_without_a_name_goes_by_its_id() -> None:
     np.testing.assert_array_equal(pull(np.ones(2))[f"t{k.id}"], [5, 6])
 
 
-def test_a_name_that_two_constants_have_is_refused() -> None:
+def test_wrt_name_shared_by_two_constants_is_refused() -> None:
     graph = og.Graph()
     x, *ks = graph.input("x", "f64", (2,)), *(graph.constant("k", np.full(2, n)) for n in (1.0, 2.0))
     graph.output(graph.add_op("Multiply", graph.add_op("Add", x, ks[0]), ks[1]))
@@ -505,7 +505,7 @@ def test_a_name_that_two_constants_have_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [r.kind for r in opdef.all_ops() if r.family == "reduction"])
 @pytest.mark.parametrize("axes", [(), (0,), (0, -1)])
-def test_the_gradient_of_a_reduction_along_axes_known_at_run_time(kind: str, axes: tuple[int, ...]) -> None:
+def test_gradient_of_a_reduction_along_run_time_axes(kind: str, axes: tuple[int, ...]) -> None:
     graph = og.parse(f"graph(x: f64[2,3], axes: s32[?]) -> (y)\n  y = {kind}(x, axes, keep_dims=true)")
     x = R.standard_normal((2, 3))
     x[0, 0] = -abs(x[0, 0])  # along no axes the result is the input itself

@@ -78,7 +78,7 @@ def _graph(value: str, reader: str, axis: int, dtype: str) -> og.Graph:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("value", "reader", "axis", "dtype"), CASES)
-def test_some_element_is_the_largest_in_backward_too(value: str, reader: str, axis: int, dtype: str) -> None:
+def test_some_element_equals_its_maximum_in_backward(value: str, reader: str, axis: int, dtype: str) -> None:
     graph = _graph(value, READERS[reader], axis, dtype)
     rng = np.random.default_rng(3)
     x, w = (rng.uniform(0.5, 3.0, (40, 33)).astype(dtypes.get(dtype).numpy) for _ in range(2))
@@ -97,7 +97,7 @@ def test_some_element_is_the_largest_in_backward_too(value: str, reader: str, ax
 
 @pytest.mark.parametrize("axis", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", WAYS)
-def test_forward_and_backward_find_the_same_elements(way: str, axis: int) -> None:
+def test_forward_and_backward_select_the_same_elements(way: str, axis: int) -> None:
     graph = _graph("an RMSNorm", WAYS[way], axis, "f32")
     rng = np.random.default_rng(3)
     x, w, d = (rng.uniform(0.5, 3.0, (40, 33)).astype(np.float32) for _ in range(3))
@@ -110,7 +110,7 @@ def test_forward_and_backward_find_the_same_elements(way: str, axis: int) -> Non
         assert np.abs(array - want[name]).max() <= 1e-4 * np.abs(want[name]).max(), name
 
 
-def test_a_comparison_of_two_parts_of_a_value_is_none_with_its_own() -> None:
+def test_comparing_two_slices_is_no_comparison_with_a_selection() -> None:
     graph = og.parse(
         "graph(x: f32[64,64]) -> (y)\n  v = Sin(x)\n  a = Slice(v, starts=[0], ends=[32], axes=[1])\n"
         "  b = Slice(v, starts=[32], ends=[64], axes=[1])\n  c = Greater(a, b)\n  y = Select(c, a, b)"

@@ -207,7 +207,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_is_kept(name: str) -> None:
+def test_saved_tensors_are_the_expected_ones(name: str) -> None:
     text, wrt, expected = KEPT[name]
     f = og.compile(og.parse(text), wrt=wrt)
     saved = [s for s in f.saved_tensors() if s.role != "shape"]
@@ -218,7 +218,7 @@ def test_what_is_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_nothing_else_stays_alive(name: str) -> None:
+def test_only_saved_tensors_stay_alive(name: str) -> None:
     text, wrt, expected = KEPT[name]
     g = og.parse(text)
     f = og.compile(g, wrt=wrt)
@@ -240,7 +240,7 @@ def test_nothing_else_stays_alive(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in KEPT.items() if any(not e[0] for e in case[2])])
-def test_what_is_kept_in_place_of_an_input_tells_as_much(name: str) -> None:
+def test_substitutes_saved_for_inputs_give_the_same_gradients(name: str) -> None:
     """At ties, bounds, infinities and NaN the gradients are those computed from the inputs themselves."""
     text, wrt, _ = KEPT[name]
     g = og.parse(text)
@@ -271,7 +271,7 @@ def test_gradients_agree_with_the_reference_and_repeat_their_bits() -> None:
         assert np.abs(first[name] - truth[f"d_{name}"]).max() <= 4e-7 * scale * (1 if name == "x" else 8)
 
 
-def test_left_out_gradients_are_zero() -> None:
+def test_omitted_output_gradients_are_zero() -> None:
     g = og.parse("graph(x: f32[4]) -> (y, z)\n  y = Exp(x)\n  z = Sin(x)")
     x = np.linspace(0, 1, 4, dtype=np.float32)
     _, vjp = og.compile(g, wrt="x").vjp(x=x)
@@ -296,7 +296,7 @@ def test_a_constant_of_wrt_is_an_input_of_the_executable() -> None:
     np.testing.assert_array_equal(vjp(np.ones(4, np.float32))["a"], [0, 1, 2, 3])
 
 
-def test_what_backward_reads_cannot_be_donated() -> None:
+def test_inputs_read_by_backward_cannot_be_donated() -> None:
     g = og.parse(SWISH)
     with pytest.raises(og.errors.InvalidArguments, match='"x" cannot be donated: the backward pass reads it'):
         og.compile(g, wrt=("x",), donate=("x",))
@@ -308,20 +308,20 @@ def test_what_backward_reads_cannot_be_donated() -> None:
     np.testing.assert_allclose(vjp(np.ones(64, np.float32))["x"], expected, rtol=1e-6)
 
 
-def test_an_output_that_does_not_depend_on_wrt() -> None:
+def test_output_independent_of_wrt_adds_no_gradient() -> None:
     g = og.parse("graph(x: f32[4], z: f32[4]) -> (y, w)\n  y = Exp(x)\n  w = Exp(z)")
     _, vjp = og.compile(g, wrt="x").vjp(x=np.zeros(4, np.float32), z=np.zeros(4, np.float32))
     d = np.ones(4, np.float32)
     np.testing.assert_array_equal(vjp({"y": d, "w": d})["x"], d)
 
 
-def test_rounding_after_each_op_keeps_to_it_in_backward() -> None:
+def test_rounding_each_applies_in_backward() -> None:
     g = og.parse(SWISH.replace("f32", "bf16"))
     f = og.compile(g, wrt=("x",), rounding="each")
     assert not any(op.kind == "Swish" for op in f.backward_graph.ops)
 
 
-def test_torch_tensors_come_back_as_torch_tensors() -> None:
+def test_torch_inputs_give_torch_results() -> None:
     torch = pytest.importorskip("torch")
     f = og.compile(og.parse(SWISH), wrt=("x", "a"))
     x, a = torch.randn(5, 8), torch.randn(8)
@@ -339,7 +339,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_tensor_that_backward_reads_and_that_was_changed_in_place_is_noticed(name: str) -> None:
+def test_in_place_change_of_a_saved_tensor_is_detected(name: str) -> None:
     """As in autograd, by torch's own counter; changes before forward, or of unread tensors, are harmless."""
     torch = pytest.importorskip("torch")
     text, wrt, changed = CHANGED[name]
@@ -358,7 +358,7 @@ def test_a_tensor_that_backward_reads_and_that_was_changed_in_place_is_noticed(n
     assert again.keys() == first.keys()
 
 
-def test_a_tensor_that_backward_does_not_read_may_change() -> None:
+def test_unsaved_tensor_may_change_before_backward() -> None:
     torch = pytest.importorskip("torch")
     f = og.compile(og.parse("graph(x: f32[n,c]) -> (y)\n  y = Tanh(x)"), wrt=("x",))
     x = torch.randn(5, 8)
@@ -373,12 +373,12 @@ def test_a_tensor_that_backward_does_not_read_may_change() -> None:
 @pytest.mark.parametrize(
     "name", ["where the output suffices, the output", "a branch by another tensor: its mask of one byte"]
 )
-def test_one_cheapest_value_needs_no_search(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_cheapest_cut_needs_no_networkx(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)  # as if it were not installed
-    test_what_is_kept(name)
+    test_saved_tensors_are_the_expected_ones(name)
 
 
-def test_where_there_is_a_choice_the_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_networkx_is_named_if_a_search_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "networkx", None)
     g = og.parse(
         "graph(x: f32[64,64], z: f32[64,64], u: f32[64,64]) -> (y)\n  %0 = Add(x, z)\n  %1 = Sin(%0)\n"
@@ -389,7 +389,7 @@ def test_where_there_is_a_choice_the_missing_library_is_named(monkeypatch: pytes
     assert "pip install 'opgraph[train]'" in str(error.value)
 
 
-def test_ways_from_each_input_show_that_no_cut_is_cheaper_and_never_say_so_wrongly() -> None:
+def test_path_check_agrees_with_the_minimum_cut() -> None:
     networkx_free = 0
     for seed in range(60):
         cut = _random_cut(seed)
@@ -401,7 +401,7 @@ def test_ways_from_each_input_show_that_no_cut_is_cheaper_and_never_say_so_wrong
     assert networkx_free > 30
 
 
-def test_sizes_add_up_exactly_so_that_equal_cuts_are_the_same_in_every_process() -> None:
+def test_cut_weights_are_integers_for_reproducible_choices() -> None:
     """With rounding, the choice would depend on the order of networkx's sets, which differs between processes."""
     weights = [w for seed in range(20) for w in _random_cut(seed).weights.values()]
     assert len(weights) > 50 and all(isinstance(w, int) for w in weights)
@@ -423,7 +423,7 @@ def _random_cut(seed: int) -> Cut:
     return Cut(ready, differentiated(ready, ["x0"], from_outputs=()), ())
 
 
-def test_a_constant_may_be_an_output_of_what_is_trained() -> None:
+def test_constant_may_be_an_output_in_training() -> None:
     text = "graph(x: f32[3]) -> (y, k)\n  const k: f32[2] = [0.5, 4.0]\n"
     g = og.parse(text + "  c = Clamp(x, min=1.0, max=9.0)\n  y = Sqrt(c)")
     x = np.array([1, 4, 9], np.float32)
@@ -432,7 +432,7 @@ def test_a_constant_may_be_an_output_of_what_is_trained() -> None:
     np.testing.assert_allclose(vjp({"y": np.ones(3, np.float32)})["x"], 0.5 / np.sqrt(x), rtol=1e-6)
 
 
-def test_a_constant_may_be_an_output_beside_values_that_are_kept() -> None:
+def test_constant_may_be_an_output_beside_saved_values() -> None:
     text = "graph(x: f32[64,64], w: f32[64,64]) -> (y, k)\n  const k: f32[2] = [0.5, 4.0]\n"
     g = og.parse(text + "  m = MatMul(x, w)\n  n = MatMul(m, w)\n  y = Tanh(n)")
     f = og.compile(g, wrt=("x", "w"))
@@ -457,7 +457,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_names_of_kept_values_are_those_of_nothing_else(case: str) -> None:
+def test_names_of_saved_values_do_not_collide(case: str) -> None:
     text, renamed = NAMES[case]
     found = []
     for graph in (og.parse(text), og.parse(text.replace(*renamed))):
