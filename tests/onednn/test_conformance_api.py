@@ -79,7 +79,7 @@ def test_01_a_logical_tensor_of_0_to_4_dimensions_has_row_major_strides(dims: tu
     assert (t.id, t.get_dims(), t.get_strides(), t.layout, t.dtype) == (123, dims, expected, "strided", "f32")
 
 
-def test_01_what_a_logical_tensor_does_not_know_cannot_be_asked_for() -> None:
+def test_01_unknown_fields_of_a_logical_tensor_raise() -> None:
     for tensor, ask in (
         (lt(0, None), "get_dims"),
         (lt(0, None), "get_strides"),
@@ -89,7 +89,7 @@ def test_01_what_a_logical_tensor_does_not_know_cannot_be_asked_for() -> None:
             getattr(tensor, ask)()
 
 
-def test_01_a_copy_keeps_its_id() -> None:
+def test_01_copied_logical_tensor_keeps_its_id() -> None:
     assert lt(7).with_(dims=(1,)).id == 7
 
 
@@ -102,7 +102,7 @@ def test_03_equal_fields_are_equal() -> None:
     assert lt(0).is_equal(lt(0)) and not lt(0).is_equal(lt(0, dtype="bf16")) and not lt(0).is_equal(lt(0, (8, 4)))
 
 
-def test_04_the_property_is_kept_and_variable_where_none_is_given() -> None:
+def test_04_property_is_kept_and_defaults_to_variable() -> None:
     assert lt(0).property == "variable" and lt(0, property="constant").property == "constant"
 
 
@@ -132,7 +132,7 @@ def test_05_other_host_scalars_are_refused(dims: tuple[int, ...], dtype: str) ->
 # -- 6 to 10: ops and graphs ------------------------------------------------------------------------------------------
 
 
-def test_06_every_kind_of_onednn_is_there_under_its_name() -> None:
+def test_06_every_onednn_kind_exists_under_its_name() -> None:
     kinds = [record.kind for record in all_ops() if is_onednn(record)]
     assert kinds == sorted(set(kinds)) and all(og.Op(0, kind).kind == kind for kind in kinds)
 
@@ -173,7 +173,7 @@ def test_11_policies_may_change_from_call_to_call() -> None:
     assert [len(swish().get_partitions(p)) for p in ("fusion", "debug", "fusion")] == [1, 2, 1]
 
 
-def test_12_one_op_is_a_partition_without_a_graph() -> None:
+def test_12_one_op_forms_a_partition_without_a_graph() -> None:
     op = og.Op(5, "Elu", [lt(0)], [lt(1)]).set_attr("alpha", 2.0)
     part = og.Partition.of(op, "cpu")
     assert [o.id for o in part.ops] == [5] and part.supported and part.engine == "cpu"
@@ -188,7 +188,7 @@ def test_12_one_op_is_a_partition_without_a_graph() -> None:
         og.Partition.of(og.Op(0, "End", [lt(0)], []))
 
 
-def test_12_wildcard_is_a_partition_that_nobody_runs() -> None:
+def test_12_wildcard_forms_an_unsupported_partition() -> None:
     part = og.Partition.of(og.Op(0, "Wildcard", [lt(0)], [lt(1)]))
     assert not part.supported and part.kind == "unsupported"
 
@@ -202,7 +202,7 @@ def test_12_ports_are_listed_once_in_order_of_first_use() -> None:
 # -- 13: compile ------------------------------------------------------------------------------------------------------
 
 
-def test_13_logical_tensors_in_any_order_with_others_and_repeats() -> None:
+def test_13_compile_matches_logical_tensors_by_id_in_any_order() -> None:
     g = og.Graph()
     g.add_op(og.Op(0, "Subtract", [lt(5), lt(3)], [lt(9)]))
     part = only(g.finalize())
@@ -216,7 +216,7 @@ def test_13_logical_tensors_in_any_order_with_others_and_repeats() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ReLU", "Sigmoid", "Exp", "Square"])
-def test_14_elementwise_partitions_report_their_pair(kind: str) -> None:
+def test_14_elementwise_partitions_report_in_place_pairs(kind: str) -> None:
     """Better than oneDNN, whose eltwise kernels report none although its pages promise it."""
     cp = og.Partition.of(og.Op(0, kind, [lt(0)], [lt(1)])).compile([lt(0)], [lt(1)], ENGINE)
     assert cp.inplace_ports() == [(0, 1)]
@@ -228,7 +228,7 @@ def test_14_elementwise_partitions_report_their_pair(kind: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_14_every_reported_pair_may_share_its_memory(seed: int) -> None:
+def test_14_reported_in_place_pairs_may_share_memory(seed: int) -> None:
     """Random partitions with rows, sums and several results: the bits are those of separate memory."""
     g = row_graph(seed, "f32")
     extents = [max(e, 1) for e in sizes(seed, 4)]
@@ -253,12 +253,12 @@ def test_14_every_reported_pair_may_share_its_memory(seed: int) -> None:
         values.update(apart)
 
 
-def test_14_matmul_reports_no_pair() -> None:
+def test_14_matmul_reports_no_in_place_pair() -> None:
     part = matmul_relu().get_partitions()[0]
     assert part.compile(part.input_ports, part.output_ports, ENGINE).inplace_ports() == []
 
 
-def test_14_a_convolution_reports_no_pair_and_what_is_added_to_it_one() -> None:
+def test_14_only_the_add_after_a_convolution_reports_an_in_place_pair() -> None:
     """As in oneDNN, whose kernel for both adds to the other operand's memory; here the sum is a separate kernel."""
     g = og.parse(f"graph(x: f32[2,4,6,6], w: f32[4,4,3,3], z: f32[2,4,6,6]) -> (y)\n a = Convolution(x, w, {_CONV})\n"
                  " y = Add(a, z)").finalize()  # fmt: skip
@@ -270,7 +270,7 @@ def test_14_a_convolution_reports_no_pair_and_what_is_added_to_it_one() -> None:
 # -- 15: the cache of compiled partitions -----------------------------------------------------------------------------
 
 
-def test_15_the_capacity_is_1024_and_can_be_set(cache: PartitionCache) -> None:
+def test_15_cache_capacity_is_1024_and_can_be_set(cache: PartitionCache) -> None:
     assert og.onednn.get_compiled_partition_cache_capacity() == 1024
     og.onednn.set_compiled_partition_cache_capacity(2)
     assert og.onednn.get_compiled_partition_cache_capacity() == 2
@@ -287,14 +287,14 @@ def hits(cache: PartitionCache, *graphs: og.Graph) -> int:
     return cache.info().hits - before
 
 
-def test_15_what_was_compiled_is_found_again(cache: PartitionCache) -> None:
+def test_15_compiled_partition_is_found_in_the_cache(cache: PartitionCache) -> None:
     g = swish()
     assert hits(cache, g) == 0 and hits(cache, g, g) == 2
     info = og.onednn.compiled_partition_cache_info()
     assert (info.size, info.capacity) == (1, 1024)
 
 
-def test_15_ids_and_names_do_not_matter(cache: PartitionCache) -> None:
+def test_15_cache_key_ignores_ids_and_names(cache: PartitionCache) -> None:
     """Better than oneDNN, whose key contains them, so that a rebuilt graph is compiled again."""
     assert hits(cache, swish(), swish(100, "other"), swish(7, "third")) == 2
     x = np.linspace(-3, 3, 32, dtype=np.float32).reshape(4, 8)
@@ -344,13 +344,13 @@ def variants() -> dict[str, og.Graph]:
     }
 
 
-def test_15_what_differs_is_compiled_apart(cache: PartitionCache) -> None:
+def test_15_different_partitions_have_different_cache_keys(cache: PartitionCache) -> None:
     graphs = variants()
     assert hits(cache, *graphs.values()) == 0 and cache.info().size == len(graphs)
     assert hits(cache, *graphs.values()) == len(graphs)
 
 
-def test_15_strides_and_engines_are_part_of_the_key(cache: PartitionCache) -> None:
+def test_15_strides_and_engine_are_part_of_the_cache_key(cache: PartitionCache) -> None:
     part = only(swish(dims=None))
     for given in (lt(0), lt(0, (8, 4)), lt(0, strides=(1, 4))):
         part.compile([given], [lt(2, None)], ENGINE)
@@ -358,7 +358,7 @@ def test_15_strides_and_engines_are_part_of_the_key(cache: PartitionCache) -> No
     assert len({key_of(part, [lt(0)], [lt(2)], engine) for engine in (ENGINE, cuda(0), cuda(1))}) == 3
 
 
-def test_15_the_least_recently_used_goes_first_and_0_switches_off(cache: PartitionCache) -> None:
+def test_15_cache_evicts_least_recently_used_and_0_disables_it(cache: PartitionCache) -> None:
     a, b, c = (swish(dims=(n,)) for n in (2, 3, 4))
     cache.set_capacity(2)
     assert hits(cache, a, b, a, c) == 1 and cache.info().size == 2
@@ -367,7 +367,7 @@ def test_15_the_least_recently_used_goes_first_and_0_switches_off(cache: Partiti
     assert hits(cache, a, a) == 0 and cache.info().size == 0
 
 
-def test_15_errors_are_the_same_whether_or_not_it_was_compiled_before(cache: PartitionCache) -> None:
+def test_15_compile_errors_are_the_same_after_a_cache_hit(cache: PartitionCache) -> None:
     part = only(swish())
     for _ in range(2):
         with pytest.raises(InvalidShape):
@@ -377,14 +377,14 @@ def test_15_errors_are_the_same_whether_or_not_it_was_compiled_before(cache: Par
         part.compile([lt(0)], [lt(2)], ENGINE)
 
 
-def test_15_large_constants_are_not_kept_alive(cache: PartitionCache) -> None:
+def test_15_cache_does_not_keep_large_constants_alive(cache: PartitionCache) -> None:
     g = og.Graph()
     g.add_op("Add", g.input("x", shape=(1 << 16,)), g.constant("w", np.ones(1 << 16, np.float32)))
     compiled(g.finalize())
     assert cache.info().size == 0
 
 
-def test_15_threads_may_compile_at_once(cache: PartitionCache) -> None:
+def test_15_threads_may_compile_concurrently(cache: PartitionCache) -> None:
     graphs = [swish(first, dims=(n,)) for n in (2, 3, 5) for first in (0, 10, 20)]
     threads = [threading.Thread(target=lambda: [compiled(g) for g in graphs]) for _ in range(4)]
     for thread in threads:
@@ -394,7 +394,7 @@ def test_15_threads_may_compile_at_once(cache: PartitionCache) -> None:
     assert cache.info().size == 3
 
 
-def test_15_a_hit_takes_a_tenth_of_a_miss_for_the_same_graph_and_for_a_rebuilt_one(cache: PartitionCache) -> None:
+def test_15_cache_hit_takes_a_tenth_of_a_miss_also_for_rebuilt_graphs(cache: PartitionCache) -> None:
     """The real library takes 41 us, and compiles a rebuilt graph again. The best of many: the machine may be busy."""
     first = only(swish())
     rebuilt = [only(swish(first_id, str(first_id))) for first_id in range(10, 610, 3)]
@@ -408,7 +408,7 @@ def test_15_a_hit_takes_a_tenth_of_a_miss_for_the_same_graph_and_for_a_rebuilt_o
     assert max(min(times[1:200]), min(times[200:])) < times[0] / 10
 
 
-def test_15_a_hit_takes_few_steps(cache: PartitionCache) -> None:
+def test_15_cache_hit_runs_few_lines_of_python(cache: PartitionCache) -> None:
     """Counted in lines of Python, which do not depend on the machine's load."""
     part, rebuilt = only(swish()), only(swish(50, "b"))
     part.compile(part.input_ports, part.output_ports, ENGINE)
@@ -436,7 +436,7 @@ def _lines(part: og.Partition) -> int:
 # -- 16 to 18: parts left out -----------------------------------------------------------------------------------------
 
 
-def test_16_to_18_there_are_no_constant_caches_dump_modes_and_tensor_objects() -> None:
+def test_16_to_18_constant_caches_dump_modes_and_tensor_objects_are_absent() -> None:
     """Left out: arrays are the caller's, weights are never repacked, and files are written by `og.onednn.dump`."""
     names = {*dir(og), *dir(og.onednn)}
     assert not names & {
@@ -452,7 +452,7 @@ def test_16_to_18_there_are_no_constant_caches_dump_modes_and_tensor_objects() -
 
 
 @pytest.mark.parametrize("handle", ["side", 1.5, object(), [1]], ids=["text", "float", "object", "list"])
-def test_19_what_is_no_stream_is_refused_when_it_is_wrapped(handle: object) -> None:
+def test_19_invalid_stream_handles_are_refused(handle: object) -> None:
     with pytest.raises(InvalidArguments, match="is no stream"):
         og.Stream(cuda(0), handle)
 
@@ -463,14 +463,14 @@ def test_19_what_is_no_stream_is_refused_when_it_is_wrapped(handle: object) -> N
      types.SimpleNamespace(__cuda_stream__=lambda: (0, 1))],
     ids=("none", "default", "address", "CuPy", "torch", "protocol"),
 )  # fmt: skip
-def test_19_streams_of_others_are_wrapped(handle: object) -> None:
+def test_19_streams_of_other_libraries_are_wrapped(handle: object) -> None:
     assert og.Stream(cuda(0), handle).handle is handle
 
 
 # -- rules by name, and matches (verbose) -----------------------------------------------------------------------------
 
 
-def test_a_rule_is_switched_off_by_its_name() -> None:
+def test_rule_is_disabled_by_its_name() -> None:
     g = swish()
     assert only(g).units == ("swish",)
     (without,) = g.get_partitions(disable=("swish",))
@@ -482,12 +482,12 @@ def test_a_rule_is_switched_off_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("disable", [("swich",), ("swish", "x"), "swish"], ids=repr)
-def test_a_rule_that_does_not_exist_is_refused(disable: Any) -> None:
+def test_unknown_rule_name_is_refused(disable: Any) -> None:
     with pytest.raises(InvalidArguments, match=r"no rule|no list"):
         swish().get_partitions(disable=disable)
 
 
-def test_explain_says_what_was_matched_under_each_policy() -> None:
+def test_explain_lists_matched_units_under_each_policy() -> None:
     g = swish()
     assert all("part of swish" in row.why for row in g.explain().ops)
     assert all("debug" in row.why for row in g.explain("debug").ops)
@@ -499,7 +499,7 @@ def test_explain_says_what_was_matched_under_each_policy() -> None:
 
 @pytest.mark.parametrize("padding", list(itertools.product((0, 1), (0, 2))), ids=str)
 @pytest.mark.parametrize(("groups", "stride"), [(1, 1), (2, 1), (1, 2)], ids=str)
-def test_21_convolutions_of_every_padding_compile_and_have_their_shape(
+def test_21_convolutions_of_every_padding_have_the_inferred_shape(
     groups: int, stride: int, padding: tuple[int, int]
 ) -> None:
     if find("Convolution") is None:
@@ -538,7 +538,7 @@ _BN = 'epsilon=0.001, data_format="NCX"'
         *[f"y = {kind}Backward(x, z, axis=1)" for kind in ("SoftMax", "LogSoftmax")],
     ],
 )
-def test_21_what_onednns_tests_compile_compiles_runs_and_is_right(lines: str) -> None:
+def test_21_graphs_of_onednns_compile_tests_agree_with_the_reference(lines: str) -> None:
     """Partition by partition, against the reference in float64."""
     g = og.parse(
         f"graph(x: f32[2,4,6,6], z: f32[2,4,6,6], w: f32[4,4,3,3], v: f32[4], s: f32[2,4,6,6]) -> (y)\n {lines}"
@@ -554,7 +554,7 @@ def test_21_what_onednns_tests_compile_compiles_runs_and_is_right(lines: str) ->
     np.testing.assert_allclose(values[g.outputs[0].id], og.evaluate(g, feeds), rtol=2e-5, atol=2e-5)
 
 
-def test_a_graph_is_locked_and_an_unlocked_one_has_no_partitions() -> None:
+def test_unfinalized_graph_has_no_partitions() -> None:
     g = og.Graph()
     with pytest.raises(InvalidGraph):
         g.get_partitions()

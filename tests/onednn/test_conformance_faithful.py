@@ -22,14 +22,14 @@ def lt(id: int, dims: Any = (4, 8), dtype: str = "f32", **keywords: Any) -> og.L
     return og.LogicalTensor(id, dtype, dims, **keywords)
 
 
-def test_02_logical_tensors_are_values_with_ids_of_the_user() -> None:
+def test_02_logical_tensors_are_immutable_with_user_ids() -> None:
     t = lt(2**40, None, layout="opaque", property="constant")
     assert (t.id, t.dims, t.layout, t.property) == (2**40, None, "opaque", "constant")
     with pytest.raises(AttributeError):
         t.id = 3  # type: ignore[misc]
 
 
-def test_03_ids_of_ops_and_tensors_are_two_spaces_and_tensors_connect() -> None:
+def test_03_op_and_tensor_ids_are_separate_and_tensors_connect() -> None:
     g = og.Graph()
     g.add_op(og.Op(1, "Exp", [lt(1)], [lt(0)]))
     g.add_op(og.Op(0, "Abs", [lt(0)], [lt(5)]))
@@ -50,7 +50,7 @@ def test_03_all_mentions_of_an_id_must_agree(other: og.LogicalTensor) -> None:
         g.finalize()
 
 
-def test_06_every_op_is_in_one_partition_and_partitions_can_run_in_their_order() -> None:
+def test_06_every_op_is_in_one_partition_and_order_is_topological() -> None:
     g = og.Graph()
     x, w = g.input("x", shape=(4, 4)), g.input("w", shape=(4, 4))
     a = g.add_op("ReLU", x)
@@ -99,7 +99,7 @@ def test_14_backward_kinds_take_their_arguments_in_onednns_order(kind: str) -> N
 @pytest.mark.parametrize(
     "kind", [k for k in FIRST_TWO if (record := find(k)) is not None and record.attr("use_dst") is not None]
 )
-def test_14_both_variants_of_use_dst_give_one_gradient(kind: str) -> None:
+def test_14_both_variants_of_use_dst_give_the_same_gradient(kind: str) -> None:
     x = np.linspace(0.1, 2, 32, dtype=np.float32).reshape(4, 8)
     record = find(kind)
     assert record is not None
@@ -128,7 +128,7 @@ def test_unknown_sizes_need_no_second_kernel() -> None:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_test_that_the_page_names_is_there() -> None:
+def test_every_test_named_in_specs_onednn_exists() -> None:
     named = re.findall(r"`(?:(tests/)?([\w/]+\.py))?(?:::(\w+))?`", PAGE.read_text())
     file: Path | None = None
     count = 0
@@ -142,6 +142,6 @@ def test_every_test_that_the_page_names_is_there() -> None:
     assert count >= 30
 
 
-def test_what_is_left_out_is_an_error_with_a_fix() -> None:
+def test_strides_of_an_opaque_layout_raise() -> None:
     with pytest.raises(InvalidArguments):
         og.LogicalTensor(0, "f32", (2,), layout="opaque").get_strides()

@@ -61,19 +61,19 @@ def dumped(folder: Path, graph: og.Graph) -> Any:
 
 
 @needs_files
-def test_there_are_215_files() -> None:
+def test_corpus_has_215_files() -> None:
     assert len(NAMES) == 215 and set(NAMES) >= REFUSED
 
 
 @needs_files
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_dump_gives_back_the_file_that_was_loaded(name: str, tmp_path: Path) -> None:
+def test_dump_writes_the_loaded_file_unchanged(name: str, tmp_path: Path) -> None:
     assert dumped(tmp_path, og.onednn.load(path_of(name))) == content_of(name)
 
 
 @needs_files
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_the_graph_is_what_the_file_says(name: str) -> None:
+def test_loaded_graph_equals_the_file(name: str) -> None:
     """Apart from the record, the graph's ops, tensors and attributes are those of the file."""
     content, graph = content_of(name), graph_of(name)
     ops = {o.id: o for o in graph.ops}
@@ -100,7 +100,7 @@ def _as_read(type_: str, value: Any) -> Any:
 
 
 @needs_files
-def test_the_record_beside_the_graph_is_small() -> None:
+def test_source_record_beside_the_graph_is_small() -> None:
     """Most ops are written from the graph alone, so the record is no copy of the file."""
     kept = sum(len(graph_of(n).source.entries) for n in RUNNABLE)  # type: ignore[union-attr]
     assert kept < 0.25 * sum(len(graph_of(n)) for n in RUNNABLE)
@@ -115,7 +115,7 @@ def test_negative_pads_are_refused(name: str) -> None:
 
 
 @needs_files
-def test_kinds_of_onednn_are_those_of_its_schemas() -> None:
+def test_onednn_kinds_equal_its_schemas() -> None:
     kinds = {schema["kind"] for schema in json.loads(SCHEMA.read_text())}
     assert {record.kind for record in all_ops() if is_onednn(record)} == kinds
 
@@ -134,7 +134,7 @@ def test_a_file_is_a_graph_of_named_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "kind"), [("cpu", "cpu"), ("gpu", "cuda")])
-def test_engine_kinds_have_other_names(word: str, kind: str, tmp_path: Path) -> None:
+def test_engine_kind_gpu_is_cuda(word: str, kind: str, tmp_path: Path) -> None:
     g = loaded(tmp_path, op(0, "Abs", [tensor(0)], [tensor(1)]), engine_kind=word)
     assert g.engine == kind and dumped(tmp_path, g)["engine_kind"] == word
     other = {"cpu": "cuda", "cuda": "cpu"}[kind]
@@ -142,7 +142,7 @@ def test_engine_kinds_have_other_names(word: str, kind: str, tmp_path: Path) -> 
     assert moved.engine == other and ENGINE_OF[dumped(tmp_path, moved)["engine_kind"]] == other
 
 
-def test_the_smallest_integer_means_unknown(tmp_path: Path) -> None:
+def test_smallest_integer_is_read_as_unknown_size(tmp_path: Path) -> None:
     entry = op(0, "Abs", [tensor(0, (UNKNOWN,))], [tensor(1, (UNKNOWN,))])
     g = loaded(tmp_path, entry, op(1, "Exp", [tensor(2, (4, UNKNOWN))], [tensor(3, (4, UNKNOWN))]))
     assert [t.dims for t in g.inputs] == [None, (4, None)]
@@ -151,7 +151,7 @@ def test_the_smallest_integer_means_unknown(tmp_path: Path) -> None:
         assert og.compile(g)({"t0": np.ones(shape, np.float32), "t2": np.ones((4, 2), np.float32)})["t1"].shape == shape
 
 
-def test_shapes_left_unknown_are_inferred_and_written_as_they_were(tmp_path: Path) -> None:
+def test_unknown_shapes_are_inferred_and_written_back_unknown(tmp_path: Path) -> None:
     entry = op(0, "Abs", [tensor(0)], [tensor(1, (UNKNOWN,))])
     g = loaded(tmp_path, entry)
     assert g.outputs[0].dims == (4, 8) and dumped(tmp_path, g)["graph"] == [entry]
@@ -195,26 +195,26 @@ def test_floats_are_written_exactly(alpha: float, tmp_path: Path) -> None:
     assert len(repr(again)) <= len(repr(float(np.float32(alpha))))
 
 
-def test_ops_in_another_order_than_their_wiring_stay_so(tmp_path: Path) -> None:
+def test_order_of_ops_in_the_file_is_kept(tmp_path: Path) -> None:
     entries = [op(1, "Exp", [tensor(1)], [tensor(2)]), op(0, "Abs", [tensor(0)], [tensor(1)])]
     g = loaded(tmp_path, *entries)
     assert [o.id for o in g.ops] == [0, 1] and dumped(tmp_path, g)["graph"] == entries
 
 
-def test_an_op_without_attrs_stays_so(tmp_path: Path) -> None:
+def test_op_without_attrs_is_written_without_attrs(tmp_path: Path) -> None:
     entry = op(0, "Abs", [tensor(0)], [tensor(1)])
     del entry["attrs"]
     assert dumped(tmp_path, loaded(tmp_path, entry))["graph"] == [entry]
 
 
-def test_marks_of_a_partitioned_dump_are_kept_and_not_read(tmp_path: Path) -> None:
+def test_partition_marks_of_a_dump_are_kept_and_ignored(tmp_path: Path) -> None:
     entry = op(0, "Abs", [tensor(0)], [tensor(1)], partition_id=("string", "3"), backend=("string", "dnnl_backend"))
     g = loaded(tmp_path, entry)
     assert g.ops[0].attrs == {} and dumped(tmp_path, g)["graph"] == [entry]
 
 
 @pytest.mark.parametrize("mode", ["bf16", "f16", "tf32", "any"])
-def test_a_fpmath_mode_is_an_allowance_that_is_not_used(mode: str, tmp_path: Path) -> None:
+def test_file_with_fpmath_mode_is_computed_as_strict(mode: str, tmp_path: Path) -> None:
     """Strict arithmetic is allowed in every mode: the results are those of the strict graph, bit for bit."""
     ops = [
         op(0, "MatMul", [tensor(0, (64, 96)), tensor(1, (96, 32))], [tensor(2, (64, 32))]),
@@ -232,7 +232,7 @@ def test_a_fpmath_mode_is_an_allowance_that_is_not_used(mode: str, tmp_path: Pat
 
 
 @needs_files
-def test_the_files_of_another_fpmath_mode_say_so_and_are_computed_as_strict() -> None:
+def test_files_with_other_fpmath_modes_have_a_note() -> None:
     modes = {name: content_of(name).get("fpmath_mode", "strict") for name in RUNNABLE}
     others = {name: mode for name, mode in modes.items() if mode != "strict"}
     assert len(others) == 11 and set(others.values()) == {"bf16", "f16", "tf32", "any"}
@@ -241,7 +241,7 @@ def test_the_files_of_another_fpmath_mode_say_so_and_are_computed_as_strict() ->
         assert len(said) == (name in others) and all(others[name] in note for note in said)
 
 
-def test_scales_of_grouped_weights_are_put_along_the_axis_that_has_them(tmp_path: Path) -> None:
+def test_scales_of_grouped_weights_are_moved_to_the_group_axis(tmp_path: Path) -> None:
     """One scale for each group, along an axis of size 1, as in oneDNN's own int8_convtranspose_post_ops_add_fusion."""
     given = {"axis": ("s64", 1), "qtype": ("string", "per_channel"), "zps": ("s64[]", [0] * 4)}
     scales = [0.5, 1.0, 2.0, 4.0]
@@ -262,7 +262,7 @@ def test_scales_of_grouped_weights_are_put_along_the_axis_that_has_them(tmp_path
 
 
 @pytest.mark.parametrize("name", ["", "naïve", 'a"b', "two\nlines", "\ud800", "x" * 1000])
-def test_names_of_ops_come_back_and_keep_to_one_line(name: str, tmp_path: Path) -> None:
+def test_op_names_are_kept_and_shown_on_one_line(name: str, tmp_path: Path) -> None:
     entry = {**op(0, "Abs", [tensor(0)], [tensor(1)]), "name": name}
     g = loaded(tmp_path, entry)
     assert len(g.ops[0].label.splitlines()) == 1
@@ -272,7 +272,7 @@ def test_names_of_ops_come_back_and_keep_to_one_line(name: str, tmp_path: Path) 
 # -- graphs of other origins ----------------------------------------------------------------------------------------
 
 
-def test_a_graph_that_was_built_is_written_and_read_back(tmp_path: Path) -> None:
+def test_built_graph_is_written_and_read_back(tmp_path: Path) -> None:
     g = og.Graph()
     x = g.input("x", shape=(None, 8))
     y = g.add_op("Multiply", x, g.add_op("Sigmoid", x))
@@ -290,13 +290,13 @@ def test_a_graph_that_was_built_is_written_and_read_back(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["Sigmoid", "SigmoidBackward"])
-def test_what_opgraph_adds_to_a_kind_is_left_out_where_it_says_nothing(kind: str, tmp_path: Path) -> None:
+def test_opgraphs_extra_attributes_are_omitted_at_their_defaults(kind: str, tmp_path: Path) -> None:
     graph = _with(lambda g, x: g.add_op(kind, *[x] * (1 + (kind != "Sigmoid")), alpha=1.0))
     assert "alpha" not in dumped(tmp_path, graph)["graph"][0]["attrs"]
 
 
 @needs_files
-def test_what_is_written_of_each_kind_are_the_attributes_of_its_schema() -> None:
+def test_written_attributes_are_those_of_onednns_schema() -> None:
     """Checks the ops of all files and of their gradients."""
     schemas = {s["kind"]: s for s in json.loads(SCHEMA.read_text())}
     written_kinds: set[str] = set()
@@ -318,7 +318,7 @@ def test_what_is_written_of_each_kind_are_the_attributes_of_its_schema() -> None
     assert len(written_kinds) > 70
 
 
-def test_a_wildcard_keeps_the_attributes_that_its_file_has(tmp_path: Path) -> None:
+def test_wildcard_keeps_the_attributes_of_its_file(tmp_path: Path) -> None:
     """oneDNN's schema has none, but another writer's file may."""
     mention = {"dtype": "f32", "shape": [4], "stride": [1], "layout_type": "strided", "property_type": "undef"}
     attrs = {"axis": {"type": "s64", "value": 1}, "partition_id": {"type": "string", "value": "0"}}
@@ -337,7 +337,7 @@ def _with(build: Any) -> og.Graph:
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-def test_an_input_that_is_an_output_stays_one_and_keeps_its_place(is_read: bool, tmp_path: Path) -> None:
+def test_input_that_is_also_an_output_keeps_its_place(is_read: bool, tmp_path: Path) -> None:
     """An unused one used to be lost with its output; the output of a used one used to come last."""
     g = og.Graph()
     x, z = g.input("x", shape=(4,)), g.input("z", shape=(5,))
@@ -382,7 +382,7 @@ def test_an_input_that_is_an_output_stays_one_and_keeps_its_place(is_read: bool,
         *("13 dimensions", "id of an op", "id of a tensor"),
     ),
 )
-def test_what_onednn_has_no_word_for_is_refused_and_nothing_written(build: Any, what: str, tmp_path: Path) -> None:
+def test_graphs_that_onednn_cannot_express_are_refused_without_a_write(build: Any, what: str, tmp_path: Path) -> None:
     (tmp_path / "dump.json").write_text("as it was")
     with pytest.raises(Unimplemented, match=what):
         og.onednn.dump(_with(build), tmp_path / "dump.json")
@@ -391,14 +391,14 @@ def test_what_onednn_has_no_word_for_is_refused_and_nothing_written(build: Any, 
 
 
 @pytest.mark.parametrize("name", ["no_such_folder/x.json", ".", "a\0b"], ids=("folder", "is a folder", "null byte"))
-def test_a_path_that_cannot_be_written_is_an_error(name: str, tmp_path: Path) -> None:
+def test_unwritable_path_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArguments, match="cannot be written"):
         og.onednn.dump(_with(lambda g, x: g.add_op("Abs", x)), f"{tmp_path}/{name}")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["missing.json", ".", "a\0b"], ids=("missing", "folder", "null byte"))
-def test_a_path_that_cannot_be_read_is_an_error(name: str, tmp_path: Path) -> None:
+def test_unreadable_path_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         og.onednn.load(f"{tmp_path}/{name}")
 
@@ -406,7 +406,7 @@ def test_a_path_that_cannot_be_read_is_an_error(name: str, tmp_path: Path) -> No
 # -- the command line -----------------------------------------------------------------------------------------------
 
 
-def test_show_and_check_take_graph_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_and_check_commands_accept_graph_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sigmoid = op(100, "Sigmoid", [tensor(0)], [tensor(1)])
     multiply = op(101, "Multiply", [tensor(0), tensor(1)], [tensor(2)])
     path = written(tmp_path, document(sigmoid, multiply, fpmath_mode="bf16"))

@@ -45,12 +45,12 @@ POINTWISE = [
 ]
 
 
-def test_there_are_files_of_each_kind() -> None:
+def test_corpus_has_row_and_pointwise_files() -> None:
     assert len(ROWS) >= 50 and len(POINTWISE) >= 12
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_at_most_as_many_partitions_as_the_real_library(name: str) -> None:
+def test_partitions_are_no_more_than_the_real_librarys(name: str) -> None:
     theirs = min(real_partitions(engine)[name]["fusion"] for engine in ("cpu", "gpu"))
     ours = len(graph_of(name).get_partitions())
     assert (ours > theirs) is (name in MORE_THAN_THE_LIBRARY), (ours, theirs)
@@ -127,11 +127,11 @@ def apart_without_need(graph: og.Graph) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_neighbours_that_kernels_can_hold_are_one_partition_unless_the_graph_forbids_it(name: str) -> None:
+def test_fusible_neighbours_are_one_partition_unless_a_cycle_forbids_it(name: str) -> None:
     assert apart_without_need(graph_of(name)) == []
 
 
-def test_neighbours_are_apart_without_need_where_every_op_is_alone() -> None:
+def test_debug_policy_separates_fusible_neighbours() -> None:
     """This shows that the test above finds neighbours in most files."""
     debug = {name: _Debug(graph_of(name)) for name in RUNNABLE}
     assert sum(bool(apart_without_need(graph)) for graph in debug.values()) > len(RUNNABLE) / 2  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def units(name: str) -> list[str]:
     return [unit for part in graph_of(name).get_partitions() for unit in part.units]
 
 
-def test_there_are_swishes_and_look_alikes() -> None:
+def test_corpus_has_swishes_and_look_alikes() -> None:
     assert len(SWISHES) == 5 and len(LOOK_ALIKES) >= 2
 
 
@@ -173,5 +173,5 @@ def test_swish_is_found_in_every_file_that_has_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOOK_ALIKES)
-def test_no_swish_is_found_in_files_that_only_look_like_it(name: str) -> None:
+def test_no_swish_is_found_in_look_alike_files(name: str) -> None:
     assert "swish" not in units(name)

@@ -53,7 +53,7 @@ def test_a_file_runs_without_torch(name: str) -> None:
 
 
 @needs_files
-def test_almost_every_file_is_as_small_as_asked_for() -> None:
+def test_almost_every_file_is_reduced_to_the_requested_size() -> None:
     too_large = [name for name in RUNNABLE if work_of(prepared(name, SMALL)) > 2 * SMALL]
     assert len(too_large) < 0.05 * len(RUNNABLE), too_large
 
@@ -87,7 +87,7 @@ def test_thresholds_are_those_of_benchdnn(kind: str, dtype: str, allowed: float)
 
 
 @pytest.mark.parametrize("kind", ["Abs", "Add"])
-def test_the_rule_refuses_what_is_off_by_more_and_takes_what_is_off_by_less(kind: str) -> None:
+def test_threshold_rule_accepts_small_and_refuses_large_errors(kind: str) -> None:
     op = one_op(kind)
     exact = np.linspace(1, 2, 4096)
     limit = max(threshold(op, "f32"), 2e-5 if kind == "Abs" else 0.0)  # elementwise ops: also by the absolute error
@@ -96,7 +96,7 @@ def test_the_rule_refuses_what_is_off_by_more_and_takes_what_is_off_by_less(kind
         assert (wrong(got, exact, op, 0, [op]) == "") is right
 
 
-def test_the_rule_sees_one_wrong_value_among_many_a_nan_and_a_shape() -> None:
+def test_threshold_rule_detects_one_wrong_value_nan_and_shape() -> None:
     op = one_op("Add")
     exact = np.linspace(1, 2, 4096)
     got = exact.astype(np.float32)
@@ -108,7 +108,7 @@ def test_the_rule_sees_one_wrong_value_among_many_a_nan_and_a_shape() -> None:
     assert "shape" in wrong(got[:-1], exact, op, 0, [op])
 
 
-def test_the_rule_for_integers_forgives_a_half_and_nothing_else() -> None:
+def test_integer_rule_allows_only_rounding_of_halves() -> None:
     op = og.Op(0, "Quantize", [og.LogicalTensor(0, "f32", (3,))], [og.LogicalTensor(1, "u8", (3,))])
     exact = np.array([1.5, 2.0, 300.0])
     assert wrong(np.array([1, 2, 255], np.uint8), exact, op, 0, [op]) == ""
@@ -116,7 +116,7 @@ def test_the_rule_for_integers_forgives_a_half_and_nothing_else() -> None:
     assert "at (1,)" in wrong(np.array([2, 3, 255], np.uint8), exact, op, 0, [op])
 
 
-def test_epsilons_are_those_of_the_dtypes() -> None:
+def test_epsilons_match_the_dtypes() -> None:
     for dtype, epsilon in EPSILON.items():
         numpy = og.ir.dtypes.get(dtype).numpy  # type: ignore[attr-defined]
         one = np.ones((), numpy)

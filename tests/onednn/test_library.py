@@ -57,13 +57,13 @@ def library() -> Iterator[Library]:
 
 
 @needs_files
-def test_there_are_files_to_compare() -> None:
+def test_corpus_has_f32_files_to_compare() -> None:
     assert len(FILES) >= 50
 
 
 @needs_files
 @pytest.mark.parametrize("name", FILES)
-def test_f32_files_give_what_the_real_library_gives(name: str, library: Library) -> None:
+def test_f32_files_agree_with_the_real_library(name: str, library: Library) -> None:
     graph = prepared(name, 3e5)
     feeds = feeds_of(graph)
     with library.build(graph) as real:
@@ -142,7 +142,7 @@ def test_matmul_with_bias_and_swish_agrees(library: Library) -> None:
         np.testing.assert_allclose(og.compile(g)(feeds), real(feeds)["y"], rtol=4e-5, atol=2e-5)
 
 
-def test_eltwise_kernels_of_the_library_report_no_pair_in_place(library: Library) -> None:
+def test_real_librarys_eltwise_kernels_report_no_in_place_pair(library: Library) -> None:
     with library.build(graph(("ReLU", "x"))) as relu, library.build(graph(("Add", "x", "z"))) as add:
         assert [p.inplace for p in relu.compile()] == [()] and [p.inplace for p in add.compile()] == [((0, 2),)]
 
@@ -150,16 +150,16 @@ def test_eltwise_kernels_of_the_library_report_no_pair_in_place(library: Library
 # -- the driver itself ------------------------------------------------------------------------------------------------
 
 
-def test_the_library_says_which_version_it_is(library: Library) -> None:
+def test_real_library_reports_its_version(library: Library) -> None:
     assert library.version == "3.2.0" and library.path.name == "libdnnl.so.3"
 
 
-def test_policy_debug_leaves_every_op_alone(library: Library) -> None:
+def test_real_librarys_debug_policy_separates_every_op(library: Library) -> None:
     with library.build(graph(*SWISH), policy="debug") as real:
         assert [p.ops for p in real.partitions] == [(0,), (1,)]
 
 
-def test_a_bound_call_runs_again_on_what_the_arrays_hold_then(library: Library) -> None:
+def test_bound_library_call_reads_current_array_contents(library: Library) -> None:
     g = graph(*SWISH)
     x, y = np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32)
     with library.build(g) as real:
@@ -170,7 +170,7 @@ def test_a_bound_call_runs_again_on_what_the_arrays_hold_then(library: Library) 
             np.testing.assert_allclose(y, value / (1 + np.exp(-value)), rtol=1e-5)
 
 
-def test_what_it_does_not_take_is_refused_by_name(library: Library) -> None:
+def test_graphs_unsupported_by_the_real_library_are_refused_by_name(library: Library) -> None:
     g = og.Graph()
     g.add_op("Swish", g.input("x", shape=(4,)))
     with pytest.raises(Unimplemented, match="no kind Swish"):
@@ -194,7 +194,7 @@ def test_what_it_does_not_take_is_refused_by_name(library: Library) -> None:
             call()
 
 
-def test_there_is_one_openmp_runtime_beside_torch(library: Library) -> None:
+def test_real_library_and_torch_share_one_openmp_runtime(library: Library) -> None:
     """Two runtimes would both spin. The library loads libgomp.so.1 by its name, and gets the one that is loaded."""
     pytest.importorskip("torch")
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -202,7 +202,7 @@ def test_there_is_one_openmp_runtime_beside_torch(library: Library) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_a_dtype_is_computed_or_refused(library: Library, dtype: str) -> None:
+def test_real_library_computes_or_refuses_a_dtype(library: Library, dtype: str) -> None:
     g = og.Graph("cpu")
     x = g.input("x", dtype, (64,))
     g.output(g.add_op("Abs", x, name="y"))

@@ -95,7 +95,7 @@ def test_06_attributes_of_all_six_types_are_set_read_and_overwritten() -> None:
     ],
     ids=("inputs", "outputs", "attribute", "type", "value", "unknown attribute", "kind", "dtypes", "output dtype"),
 )
-def test_07_add_op_refuses_what_does_not_fit_the_schema(op: og.Op, error: type[OpGraphError]) -> None:
+def test_07_add_op_refuses_ops_that_violate_the_schema(op: og.Op, error: type[OpGraphError]) -> None:
     g = og.Graph()
     with pytest.raises(error):
         g.add_op(op)
@@ -157,14 +157,14 @@ def test_11_policies_are_reentrant() -> None:
         g.get_partitions("max")
 
 
-def test_12_a_partition_knows_its_ops_ports_and_engine() -> None:
+def test_12_partition_has_ops_ports_and_engine() -> None:
     p = only(swish(engine="cuda"))
     assert [op.id for op in p.ops] == [0, 1] and p.supported and p.kind == "fused" and p.units == ("swish",)
     assert [t.id for t in p.input_ports] == [0] and [t.id for t in p.output_ports] == [2]
     assert p.engine == "cuda"
 
 
-def test_12_ops_are_in_topological_order_however_they_were_added() -> None:
+def test_12_partition_ops_are_in_topological_order() -> None:
     g = og.Graph()
     g.add_op(og.Op(1, "Exp", [lt(1)], [lt(2)]))
     g.add_op(og.Op(0, "Abs", [lt(0)], [lt(1)]))
@@ -198,7 +198,7 @@ def test_12_wildcard_is_unsupported_and_end_is_in_no_partition() -> None:
     ids=("plain", "input twice", "extra ids", "unknown ndims", "unknown dims", "partly known", "layout any",
          "transposed", "stride 0", "input any"),
 )  # fmt: skip
-def test_13_what_compiles_has_the_inferred_shape(
+def test_13_compiled_partition_has_the_inferred_shape(
     inputs: list[og.LogicalTensor], outputs: list[og.LogicalTensor]
 ) -> None:
     cp = only(swish()).compile(inputs, outputs, ENGINE)
@@ -231,7 +231,7 @@ def test_13_what_compiles_has_the_inferred_shape(
          "input dtype undef", "output dtype undef", "output dtype", "input twice", "no tensor", "output shape",
          "declared shape", "0-d", "narrower than declared"),
 )  # fmt: skip
-def test_13_what_does_not_compile(
+def test_13_invalid_ports_do_not_compile(
     inputs: list[og.LogicalTensor], outputs: list[og.LogicalTensor], error: type[OpGraphError]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -262,7 +262,7 @@ def test_13_operands_that_cannot_broadcast_are_refused_when_compiled() -> None:
         only(add_relu()).compile([lt(0), lt(1, (3, 8))], [lt(3, None)], ENGINE)
 
 
-def test_13_one_symbol_is_one_size() -> None:
+def test_13_equal_symbols_must_have_equal_sizes() -> None:
     g = og.Graph()
     g.add_op("Add", g.input("x", shape=("n", 1)), g.input("y", shape=(1, "n")))
     p = only(g.finalize())
@@ -272,7 +272,7 @@ def test_13_one_symbol_is_one_size() -> None:
         p.compile([lt(0, (3, 1)), lt(1, (1, 4))], [lt(out, None)], ENGINE)
 
 
-def test_13_compiling_twice_gives_two_that_work() -> None:
+def test_13_partition_may_be_compiled_twice() -> None:
     p = only(swish())
     for _ in range(2):
         y = np.empty((4, 8), np.float32)
@@ -281,14 +281,14 @@ def test_13_compiling_twice_gives_two_that_work() -> None:
 
 
 @pytest.mark.parametrize("id", [1, 99, -1, "x"], ids=repr)
-def test_13_a_query_of_what_is_no_port_is_an_error(id: Any) -> None:
+def test_13_query_of_an_unknown_port_raises(id: Any) -> None:
     cp = only(swish()).compile([lt(0)], [lt(2)], ENGINE)
     with pytest.raises(InvalidArguments, match="no port has id"):
         cp.query_logical_tensor(id)
 
 
 @pytest.mark.parametrize("engine", [None, "cpu"], ids=repr)
-def test_13_an_engine_is_an_engine_of_the_kind_of_the_graph(engine: Any) -> None:
+def test_13_engine_must_match_the_graphs_kind(engine: Any) -> None:
     with pytest.raises(InvalidArguments, match="no Engine"):
         only(swish()).compile([lt(0)], [lt(2)], engine)
     with pytest.raises(InvalidArguments, match="the graph is for cuda"):
@@ -357,7 +357,7 @@ BUFFER = np.zeros(64, np.float32)
          "byte order", "transposed", "narrower", "output shape", "output dtype", "read-only", "broadcast output",
          "overlapping itself", "overlapping the input"),
 )  # fmt: skip
-def test_execute_refuses_what_does_not_fit_and_writes_nothing(ins: Any, outs: Any, message: str) -> None:
+def test_execute_refuses_invalid_arrays_without_a_write(ins: Any, outs: Any, message: str) -> None:
     cp = only(swish()).compile([lt(0)], [lt(2)], ENGINE)
     with pytest.raises(InvalidArguments, match=message):
         cp.execute(STREAM, ins, outs)
@@ -391,7 +391,7 @@ def test_operands_are_bound_by_id_and_not_by_position() -> None:
     [lambda x: x, lambda x: np.asfortranarray(x), lambda x: np.repeat(x, 2, 1)[:, ::2], lambda x: x[::-1]],
     ids=("dense", "transposed", "every second", "backwards"),
 )
-def test_arrays_of_any_strides_are_taken(view: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_arrays_of_any_strides_are_accepted(view: Callable[[np.ndarray], np.ndarray]) -> None:
     x, out = view(X), np.zeros((8, 4), np.float32).T
     only(swish()).compile([lt(0)], [lt(2)], ENGINE).execute(STREAM, {0: x}, {2: out})
     np.testing.assert_allclose(out, x / (1 + np.exp(-x)), rtol=1e-6)
@@ -420,14 +420,14 @@ def test_19_a_stream_of_another_engine_is_refused() -> None:
             cp.execute(stream, {0: X}, {2: zeros()})  # type: ignore[arg-type]
 
 
-def test_19_engines_are_values() -> None:
+def test_19_engines_compare_by_value() -> None:
     assert og.Engine("cpu", 0) == og.Engine() and hash(og.Engine()) == hash(ENGINE) and str(ENGINE) == "cpu"
 
 
 @pytest.mark.parametrize(
     ("kind", "index"), [("gpu", 0), ("cpu", 1), ("cpu", -1), ("cpu", True), ("cpu", "0"), (None, 0), ("cuda", -1)]
 )
-def test_20_an_engine_that_cannot_be_is_refused(kind: Any, index: Any) -> None:
+def test_20_invalid_engine_is_refused(kind: Any, index: Any) -> None:
     with pytest.raises(InvalidArguments):
         og.Engine(kind, index)
 
@@ -474,13 +474,13 @@ NULLS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("what", NULLS)
-def test_20_nothing_where_something_is_needed_is_an_invalid_argument(what: str) -> None:
+def test_20_missing_arguments_raise_invalid_arguments(what: str) -> None:
     with pytest.raises(InvalidArguments) as caught:
         NULLS[what]()
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_sizes_are_those_that_64_bits_hold() -> None:
+def test_sizes_must_fit_64_bits() -> None:
     assert og.LogicalTensor(0, "f32", (2**63 - 1,)).shape == (2**63 - 1,)
     for wrong in ((2**63,), (np.uint64(2**63),), (10**5000,)):
         with pytest.raises(InvalidArguments, match="is not a size"):

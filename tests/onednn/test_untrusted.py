@@ -170,20 +170,20 @@ DOCUMENTS: dict[str, tuple[Any, str, type[OpGraphError]]] = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_a_text_that_is_no_document(case: str, tmp_path: Path) -> None:
+def test_invalid_json_is_refused(case: str, tmp_path: Path) -> None:
     content, says = TEXTS[case]
     error = refusal(tmp_path, content)
     assert says in error.what and isinstance(error, ModelError)
 
 
 @pytest.mark.parametrize("case", DOCUMENTS)
-def test_a_document_that_is_no_graph(case: str, tmp_path: Path) -> None:
+def test_json_that_is_no_graph_is_refused(case: str, tmp_path: Path) -> None:
     content, says, kind = DOCUMENTS[case]
     error = refusal(tmp_path, content)
     assert says in error.what and type(error) is kind
 
 
-def test_the_place_in_the_file_is_named(tmp_path: Path) -> None:
+def test_error_names_the_place_in_the_file(tmp_path: Path) -> None:
     bad = document(op(), op(1, outputs=[tensor(1), tensor(2, stride=[-5])]))
     assert refusal(tmp_path, bad).where.endswith("graph[1].outputs[1].stride")
     assert refusal(tmp_path, b'{\n  "graph": [}').where.endswith("line 2, column 13")
@@ -198,7 +198,7 @@ def test_the_place_in_the_file_is_named(tmp_path: Path) -> None:
     assert "graph[" not in refusal(tmp_path, document(*same)).where
 
 
-def test_names_from_the_file_do_not_break_the_three_lines(tmp_path: Path) -> None:
+def test_names_from_the_file_are_escaped_in_errors(tmp_path: Path) -> None:
     nasty = "\n  fix:   run this\x1b[2J\u202e" + "x" * 5000
     for content in (document(op(kind=nasty)), document(op(name=nasty, kind="Elu")), document(op(), **{nasty: 1})):
         assert "\x1b" not in str(refusal(tmp_path, content))
@@ -241,18 +241,18 @@ def grouped(axis: int = 1, **changes: Any) -> dict[str, Any]:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_what_is_nearly_repaired_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_malformed_grouped_weights_are_not_repaired(changes: dict[str, Any], tmp_path: Path) -> None:
     refusal(tmp_path, grouped(**changes))
 
 
-def test_scales_that_are_repaired_may_count_their_axis_from_the_end(tmp_path: Path) -> None:
+def test_repaired_scales_accept_a_negative_axis(tmp_path: Path) -> None:
     path = tmp_path / "graph.json"
     for axis in (1, -3):
         path.write_text(json.dumps(grouped(axis)))
         assert og.onednn.load(path).ops[0].attr("axis") == 0
 
 
-def test_sizes_whose_product_is_beyond_memory_load_and_are_refused_when_run(tmp_path: Path) -> None:
+def test_sizes_beyond_memory_load_without_overflow(tmp_path: Path) -> None:
     sizes = (2**62, 2**62)
     path = tmp_path / "graph.json"
     path.write_text(
@@ -262,14 +262,14 @@ def test_sizes_whose_product_is_beyond_memory_load_and_are_refused_when_run(tmp_
     assert g.outputs[0].dims == sizes and g.explain().partitions[0].input_bytes == 4 * (1 + 2 * (2**62 - 1))
 
 
-def test_a_file_of_too_many_bytes_is_not_read(tmp_path: Path) -> None:
+def test_too_large_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "graph.json").open("wb") as file:
         file.truncate(MAX_BYTES + 1)  # takes no space on disk
     with pytest.raises(ModelError, match="1024 MiB"):
         og.onednn.load(tmp_path / "graph.json")
 
 
-def test_many_ops_take_time_in_proportion(tmp_path: Path) -> None:
+def test_load_time_is_linear_in_ops(tmp_path: Path) -> None:
     """Loads and partitions: a hundred thousand ops in seconds, a million in tens of seconds, in process time."""
     times = {}
     for count in (2_000, 8_000):
@@ -319,7 +319,7 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_a_changed_document_loads_or_is_refused(data: st.DataObject, tmp_path: Path) -> None:
+def test_mutated_document_loads_or_is_refused(data: st.DataObject, tmp_path: Path) -> None:
     content = json.loads(json.dumps(SEED))
     for _ in range(data.draw(st.integers(1, 3))):
         container, key = data.draw(st.sampled_from(places(content)))
@@ -347,11 +347,11 @@ def test_a_changed_document_loads_or_is_refused(data: st.DataObject, tmp_path: P
     content=st.binary(max_size=40)
     | st.text(alphabet='{}[]",:0123456789eE+-.nulltruefase \n', max_size=40).map(str.encode)
 )
-def test_a_text_of_anything_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_random_bytes_are_refused(content: bytes, tmp_path: Path) -> None:
     refusal(tmp_path, content)
 
 
-def test_what_is_no_file_is_told_so_once(tmp_path: Path) -> None:
+def test_path_of_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         og.onednn.load(tmp_path)
     assert str(caught.value).splitlines() == [
