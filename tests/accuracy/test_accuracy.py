@@ -49,7 +49,7 @@ def _no_warnings_of_floats() -> Iterator[None]:
 # -- the yardstick ----------------------------------------------------------------------------------------------------
 
 
-def test_an_ulp_is_the_distance_to_the_next_number() -> None:
+def test_ulp_is_the_distance_to_the_next_number() -> None:
     for name in measure.FLOATS:
         dtype = dtypes.get(name).numpy
         values = points.specials(name)
@@ -81,11 +81,11 @@ def test_an_ulp_is_the_distance_to_the_next_number() -> None:
         (2.0**-24, 2.0**-24, 0.0),
     ],
 )
-def test_a_distance_in_ulp(got: float, truth: float, expected: float) -> None:
+def test_error_in_ulp_of_pinned_values(got: float, truth: float, expected: float) -> None:
     assert errors(np.array([got], np.float16), np.array([truth])) == pytest.approx(expected)
 
 
-def test_the_slack_rule_refuses_what_is_farther_than_twice_the_peer() -> None:
+def test_slack_rule_refuses_more_than_twice_the_peers_error() -> None:
     exact = np.linspace(1, 2, 100)
     peer = (exact * (1 + 2.0**-22)).astype(np.float32)
     assert_as_accurate_as((exact * (1 - 1.9 * 2.0**-22)).astype(np.float32), peer, exact)
@@ -109,7 +109,7 @@ def record(request: pytest.FixtureRequest) -> OpDef:
 
 
 @pytest.mark.parametrize("dtype", measure.FLOATS)
-def test_an_op_is_as_close_to_the_truth_as_the_page_says(record: OpDef, dtype: str) -> None:
+def test_op_error_is_within_the_bound_in_specs_accuracy(record: OpDef, dtype: str) -> None:
     for case in measure.cases(record, dtype):
         found = measure.measure(case)
         print(found)
@@ -120,7 +120,7 @@ def test_an_op_is_as_close_to_the_truth_as_the_page_says(record: OpDef, dtype: s
 
 
 @pytest.mark.parametrize("dtype,end", [("f32", 9.5), ("f64", 20)])
-def test_tanh_is_rounded_once_where_it_is_next_to_1(dtype: str, end: float) -> None:
+def test_tanh_near_1_is_rounded_once(dtype: str, end: float) -> None:
     """Backward computes 1 - y^2 from the result, where the last bit of y has a large effect."""
     import mpmath
 
@@ -132,7 +132,7 @@ def test_tanh_is_rounded_once_where_it_is_next_to_1(dtype: str, end: float) -> N
     assert max(off) <= 0.6
 
 
-def test_rows_of_some_kinds_are_measured_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accuracy_table_rewrites_only_the_given_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = table.PAGE.read_text(encoding="utf-8")
     assert table.text(()) == right  # nothing is measured and nothing else changes
     mine = tmp_path / "accuracy.md"
@@ -149,13 +149,13 @@ def test_rows_of_some_kinds_are_measured_and_the_others_stay(tmp_path: Path, mon
         table.main(["Floor"])
 
 
-def test_the_page_has_no_other_rows() -> None:
+def test_accuracy_page_has_no_other_rows() -> None:
     known = {(c.label, d) for r in measure.measured_ops() for d in measure.FLOATS for c in measure.cases(r, d)}
     assert page().keys() <= known, table.REWRITE
     assert all(r.ulp <= r.bound for r in page().values())
 
 
-def test_a_reference_is_true(record: OpDef) -> None:
+def test_float64_reference_agrees_with_mpmath(record: OpDef) -> None:
     # A reference that is off by 16 ulp of f64 changes a measured f32 error by 3e-8 ulp.
     if "f64" not in samples.dtypes_of(record):
         pytest.skip("not in f64")
@@ -176,7 +176,7 @@ def test_every_measured_op_has_a_real_function() -> None:
 
 
 @pytest.mark.parametrize("rule", [r for _, r in spelled.spelled_rules()], ids=[n for n, _ in spelled.spelled_rules()])
-def test_a_spelled_out_unit_is_as_accurate_as_the_op(rule: Rule) -> None:
+def test_decomposed_unit_is_as_accurate_as_the_op(rule: Rule) -> None:
     for dtype in (*measure.NARROW, "f32"):
         graph = spelled.graph_in(rule, dtype)
         feeds = spelled.feeds_of(graph)
@@ -230,7 +230,7 @@ EXACT = [r for r in all_ops() if r.is_pointwise and not r.is_cast and r.index_of
 
 
 @pytest.mark.parametrize("record", EXACT, ids=lambda r: r.kind)
-def test_integers_and_truth_values_are_exactly_the_references(record: OpDef) -> None:
+def test_integer_and_boolean_results_equal_the_reference(record: OpDef) -> None:
     for dtype, ports, attrs in exact_calls(record):
         whole = dtype in WHOLE
         columns = whole_columns(record, ports, dtype) if whole else points.grid(record, ports, dtype, 3000)
@@ -265,7 +265,7 @@ def python_whole(record: OpDef) -> Any:
 
 
 @pytest.mark.parametrize("record", [r for r in EXACT if python_whole(r)], ids=lambda r: r.kind)
-def test_the_integer_reference_is_arithmetic_modulo_256(record: OpDef) -> None:
+def test_integer_reference_is_arithmetic_modulo_256(record: OpDef) -> None:
     formula = python_whole(record)
     for dtype in ("s8", "u8"):
         ports, attrs = next(
@@ -279,7 +279,7 @@ def test_the_integer_reference_is_arithmetic_modulo_256(record: OpDef) -> None:
 
 
 @pytest.mark.parametrize("record", [r for r in all_ops() if r.index_of], ids=lambda r: r.kind)
-def test_an_index_is_exact(record: OpDef) -> None:
+def test_gen_index_is_exact(record: OpDef) -> None:
     for dtype in samples.dtypes_of(record):
         for axis in (0, 1, 2, -1):
             g = og.Graph()
@@ -328,7 +328,7 @@ def nearest(values: np.ndarray, target: np.dtype[Any]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("source", dtypes.ARITHMETIC)
-def test_casts_are_exactly_the_rule(source: str) -> None:
+def test_casts_equal_the_reference(source: str) -> None:
     values = cast_values(source)
     for target in dtypes.ARITHMETIC:
         g = og.Graph()
@@ -368,7 +368,7 @@ def test_a_cast_to_an_integer_truncates_and_saturates(target: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 @pytest.mark.parametrize("text", COMPOSED.values(), ids=COMPOSED.keys())
-def test_a_run_of_ops_is_as_accurate_as_numpy(text: str, dtype: str) -> None:
+def test_fused_ops_are_as_accurate_as_numpy(text: str, dtype: str) -> None:
     from opgraph.partition.examples import graph_of
 
     rng = np.random.default_rng(11)
@@ -399,7 +399,7 @@ def judge(graph: og.Graph, feeds: dict[str, np.ndarray]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_random_run_of_ops_is_as_accurate_as_numpy(dtype: str) -> None:
+def test_random_fused_ops_are_as_accurate_as_numpy(dtype: str) -> None:
     @settings(max_examples=60, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(expressions.expressions(dtype))
     def run(builder: expressions.Builder) -> None:
@@ -428,7 +428,7 @@ def judge_last(graph: og.Graph, feeds: dict[str, np.ndarray], output: int) -> No
     judge(g.finalize(), feeds)
 
 
-def test_random_graphs_hold_every_kind_of_op() -> None:
+def test_random_expressions_contain_every_kind_of_op() -> None:
     kinds: set[str] = set()
 
     @settings(max_examples=800, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -481,7 +481,7 @@ def same_bits(a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "cases"), chunks(), ids=lambda v: v if isinstance(v, str) else v[0].record.kind)
-def test_results_are_the_same_bits_however_they_are_computed(
+def test_bits_do_not_depend_on_layout_and_threads(
     dtype: str, cases: list[measure.Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(13)

@@ -40,16 +40,16 @@ SEEDS = {
 
 
 @pytest.mark.parametrize(("check", "seed"), [(c, s) for c, seeds in SEEDS.items() for s in seeds])
-def test_a_random_graph_computes_what_the_reference_does(check: str, seed: int) -> None:
+def test_random_graph_agrees_with_the_reference(check: str, seed: int) -> None:
     assert problems(scenario(seed), CHECKS[check], seed) == []
 
 
 @pytest.mark.parametrize(("check", "seed"), [("teams", 0), ("teams", 3), ("calls", 1), ("gradients", 2)])
-def test_a_random_graph_over_large_arrays_computes_what_the_reference_does(check: str, seed: int) -> None:
+def test_random_graph_over_large_arrays_agrees_with_the_reference(check: str, seed: int) -> None:
     assert problems(large_scenario(seed), CHECKS[check], seed) == []
 
 
-def test_large_arrays_lie_on_both_sides_of_where_schedules_change() -> None:
+def test_large_sizes_cover_both_sides_of_schedule_limits() -> None:
     elements, lengths = set(), set()
     for seed in range(400):
         for feeds in large_scenario(seed).feeds:
@@ -61,7 +61,7 @@ def test_large_arrays_lie_on_both_sides_of_where_schedules_change() -> None:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_a_piece_that_a_thread_leaves_out_is_told(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piece_omitted_by_a_thread_is_detected(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_the_last(work: Any, size: int, count: int) -> None:
         work(0, max(size - planted, 1))
 
@@ -71,12 +71,12 @@ def test_a_piece_that_a_thread_leaves_out_is_told(planted: bool, monkeypatch: py
     assert bool(problems(found, CHECKS["teams"], 0)) == planted
 
 
-def test_arrays_of_other_sizes_make_no_value_that_no_memory_holds() -> None:
+def test_other_sizes_create_no_value_beyond_memory() -> None:
     """[n,1] and [n] broadcast to [n,n] there, where a later n was 99,999."""
     assert len(scenario(5128454).feeds) == 2
 
 
-def test_random_graphs_hold_every_kind_of_op_that_runs() -> None:
+def test_random_graphs_contain_every_executable_op_kind() -> None:
     left = {r.kind for r in all_ops() if r.reference is not None}
     for seed in range(1500):
         left -= {op.kind for op in scenario(seed).graph.ops}
@@ -90,7 +90,7 @@ def one_truth(text: str, **feeds: np.ndarray) -> object:
     return truth
 
 
-def test_a_wrong_result_is_told_and_a_rounded_one_is_not() -> None:
+def test_wrong_result_is_detected_and_rounding_accepted() -> None:
     x = np.linspace(-3, 3, 50, dtype=np.float32)
     truth = one_truth("graph(x: f32[50]) -> (y)\n  a = Exp(x)\n  y = Sin(a)", x=x)
     right = np.sin(np.exp(x))
@@ -101,7 +101,7 @@ def test_a_wrong_result_is_told_and_a_rounded_one_is_not() -> None:
     assert "[25, 2]" in problem(right.reshape(25, 2), truth)
 
 
-def test_nothing_is_asked_where_rounding_decides() -> None:
+def test_results_decided_by_rounding_are_not_judged() -> None:
     x = np.array([1.25, 2.0], np.float32)
     truth = one_truth("graph(x: f32[2]) -> (y)\n  a = Multiply(x, 3.1)\n  b = Divide(a, 3.1)\n  y = Floor(b)", x=x)
     for second in (1, 2):  # 2, or slightly less
@@ -109,7 +109,7 @@ def test_nothing_is_asked_where_rounding_decides() -> None:
     assert problem(np.array([2, 2], np.float32), truth)
 
 
-def test_errors_of_f64_that_cancel_in_a_few_runs_are_drawn_again() -> None:
+def test_cancelling_f64_errors_are_sampled_again() -> None:
     x = np.random.default_rng(0).uniform(-4, 4, (17, 64, 16))
     truth = one_truth("graph(x: f64[17,64,16]) -> (y)\n  a = LogSoftmax(x, axis=1)\n  y = Trigamma(a)", x=x)
     first = og.evaluate(og.parse("graph(x: f64[17,64,16]) -> (a)\n  a = LogSoftmax(x, axis=1)").finalize(), {"x": x})
@@ -119,7 +119,7 @@ def test_errors_of_f64_that_cancel_in_a_few_runs_are_drawn_again() -> None:
     assert problem(np.where(moved > 41, moved * (1 + 1e-9), moved), truth)
 
 
-def test_f16_values_below_its_normal_numbers_may_be_stored_or_not() -> None:
+def test_subnormal_f16_values_may_or_may_not_be_stored() -> None:
     """If stored, they are 0 and 2e-5 - s is 2e-5, which shows in y; y itself is not stored."""
     text = """graph(x: f64[4000]) -> (y)
       a: f16[4000] = TypeCast(x)
@@ -133,7 +133,7 @@ def test_f16_values_below_its_normal_numbers_may_be_stored_or_not() -> None:
     assert problem(np.array([2e-6]), truth)
 
 
-def test_the_gradient_of_a_largest_element_has_a_bound() -> None:
+def test_gradient_of_a_maximum_has_an_error_bound() -> None:
     x = np.random.default_rng(0).uniform(-4, 4, (5, 7)).astype(np.float32)
     graph = og.parse("graph(x: f32[5,7]) -> (y)\n  a = Mish(x)\n  y = ReduceMax(a, axes=[1])").finalize()
     slope = og.gradient(graph, ["x"])
@@ -145,14 +145,14 @@ def test_the_gradient_of_a_largest_element_has_a_bound() -> None:
     assert problem(right * np.float32(1.001), truth)
 
 
-def test_a_scenario_shrinks_to_the_op_that_is_meant() -> None:
+def test_scenario_shrinks_to_the_faulty_op() -> None:
     text = "graph(x: f32[3]) -> (y, z)\n  a = Exp(x)\n  b = Tan(a)\n  c = Abs(b)\n  y = Neg(c)\n  z = Sin(a)"
     found = Scenario(og.parse(text).finalize(), [{"x": np.ones(3, np.float32)}], True)
     small = shrunk(found, lambda s: any(op.kind == "Tan" for op in s.graph.ops))
     assert [op.kind for op in small.graph.ops] == ["Tan"]
 
 
-def test_an_error_of_a_check_is_a_problem() -> None:
+def test_exception_in_a_check_is_a_problem() -> None:
     def check(found: Scenario, rng: random.Random) -> Iterator[str]:
         yield "first"
         raise ValueError("then this")
@@ -162,7 +162,7 @@ def test_an_error_of_a_check_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_a_pullback_that_reads_what_a_later_call_kept_is_told(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pullback_reading_a_later_calls_tensors_is_detected(planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     begin, last = Pullback.__init__, {}
 
     def begin_with_shared(self: Pullback, owner: Any, kept: dict[str, Any], *rest: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_pullback_that_reads_what_a_later_call_kept_is_told(planted: bool, mon
     assert bool(problems(found, CHECKS["again"], 0)) == planted
 
 
-def test_a_sum_inside_a_norm_is_rounded() -> None:
+def test_rounding_of_a_sum_inside_log_softmax_is_allowed() -> None:
     """ln(1 + a little) in LogSoftmax has the error of the sum, as in NumPy. 40 digits show how large it is."""
     mpmath = pytest.importorskip("mpmath")
     x = np.array([0.0, -8.0])
@@ -189,7 +189,7 @@ def test_a_sum_inside_a_norm_is_rounded() -> None:
     assert problem(np.array([exact + 1e-13, *truth.value[1:]]), truth)
 
 
-def test_the_last_bit_of_x_counts_next_to_a_zero_of_a_derivative_of_f64() -> None:
+def test_last_bit_of_x_is_allowed_near_a_zero_of_a_derivative() -> None:
     x = np.array([-1.1924312])  # the derivative of Mish crosses 0 here
     text = "graph(x: f64[1]) -> (y)\n  y = MishBackward(x, 1.0)"
     truth = one_truth(text, x=x)
@@ -198,7 +198,7 @@ def test_the_last_bit_of_x_counts_next_to_a_zero_of_a_derivative_of_f64() -> Non
     assert problem(truth.value + 1e-13, truth)
 
 
-def test_what_a_choice_passes_on_may_be_as_it_was_before_it_was_rounded() -> None:
+def test_selected_value_may_be_unrounded() -> None:
     """In 16 bits: a kernel has the negated product in f32 where a TypeCast rounds it."""
     text = (
         "graph(x: f16[40], w: f16[40]) -> (y)\n  p = Multiply(x, w)\n  q = Maximum(p, -9.0)\n  n = Neg(q)\n"
@@ -212,7 +212,7 @@ def test_what_a_choice_passes_on_may_be_as_it_was_before_it_was_rounded() -> Non
     assert problem(np.full(40, 1.0, np.float16), truth)
 
 
-def test_a_unit_that_is_one_op_may_be_finite_where_its_parts_make_nan() -> None:
+def test_fused_unit_may_be_finite_where_its_parts_give_nan() -> None:
     x = np.array([-np.inf, 1.0], np.float32)
     truth = one_truth("graph(x: f32[2]) -> (y)\n  s = Sigmoid(x)\n  y = Multiply(x, s)", x=x)
     right = np.float32(truth.value[1])
@@ -222,7 +222,7 @@ def test_a_unit_that_is_one_op_may_be_finite_where_its_parts_make_nan() -> None:
         assert problem(np.array(wrong, np.float32), truth)
 
 
-def test_a_sum_next_to_the_largest_number_may_overflow() -> None:
+def test_sum_near_the_largest_number_may_overflow() -> None:
     """It depends on whether a kernel moves a factor out of the sum."""
     x = np.array([[3e38, -1.0], [3.0, -1.0]], np.float32)
     text = "graph(x: f32[2,2]) -> (y)\n  m = ReduceMean(x, axes=[1], keep_dims=true)\n  y = Multiply(m, 1e-3)"
@@ -233,7 +233,7 @@ def test_a_sum_next_to_the_largest_number_may_overflow() -> None:
     assert problem(np.array([[1.5e35], [1.1e-3]], np.float32), truth)
 
 
-def test_the_gradient_of_what_is_clamped_is_asked_for() -> None:
+def test_gradient_of_a_clamp_is_judged() -> None:
     x = np.array([-3.0, 0.3, 1.7], np.float32)
     graph = og.parse("graph(x: f32[3]) -> (y)\n  e = Exp(x)\n  y = Clamp(e, min=0.1, max=4.0)").finalize()
     slope = og.gradient(graph, ("x",))
@@ -242,7 +242,7 @@ def test_the_gradient_of_what_is_clamped_is_asked_for() -> None:
     assert "1 of 3" in problem(np.exp(x) * np.array([0, 1.001, 0], np.float32), truth)
 
 
-def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_torch_result_may_be_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """GELU(-6) is -6e-9, whose sign is -1. torch computes half of -6 times (1 + erf(-4.2)), which is 0."""
     x = np.array([-6.0, 6.0, -2.0], np.float32)
     text = "graph(x: f32[3]) -> (y)\n  a = GELU(x)\n  y = Sign(a)"
@@ -254,7 +254,7 @@ def test_a_function_of_torchs_may_be_0_where_it_is_tiny(monkeypatch: pytest.Monk
     assert "1 of 3" in problem(np.array([0, 0, -1], np.float32), one_truth(text, x=x))
 
 
-def test_a_function_of_torchs_may_make_nan_of_an_infinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_result_of_infinity_may_be_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """HardSwish(-inf) is -0; torch computes -inf times 0."""
     x = np.array([-np.inf, 1.0], np.float32)
     text = "graph(x: f32[2]) -> (y)\n  y = HardSwish(x)"
@@ -265,7 +265,7 @@ def test_a_function_of_torchs_may_make_nan_of_an_infinity(monkeypatch: pytest.Mo
     assert "1 of 2" in problem(wrong, one_truth(text, x=x))
 
 
-def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jointly_compiled_graphs_give_the_results_of_separate_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_compiler, "GCC_LEVEL", ("-O0",))
     x = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
     texts = [
@@ -294,7 +294,7 @@ def test_graphs_whose_kernels_are_compiled_together_give_what_each_gives_alone(m
             np.testing.assert_array_equal(one, other, strict=True)
 
 
-def test_a_wrong_kernel_is_told_of_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_kernel_is_reported_for_its_own_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels of several seeds are compiled as one text. Each seed gets its own kernel, and its own global settings."""
     monkeypatch.setattr(cpu_compiler, "GCC_LEVEL", ("-O0",))
     kinds, told = ("Tanh", "Sinh", "Cosh"), {}
@@ -324,7 +324,7 @@ def _results(found: Scenario) -> tuple[list[np.ndarray], list[Any]]:
     return [og.compile(found.graph)(feeds)], truths(found.graph, feeds)
 
 
-def test_what_the_reference_refuses_of_an_op_that_no_output_needs_is_no_problem(
+def test_refusal_of_an_unused_op_by_the_reference_is_no_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = "graph(x: f32[n], z: f32[m]) -> (y)\n  s = ReduceSum(x, axes=[0])\n  y = Add(x, s)\n  d = Add(x, z)"
@@ -335,7 +335,7 @@ def test_what_the_reference_refuses_of_an_op_that_no_output_needs_is_no_problem(
 
 
 @pytest.mark.filterwarnings("ignore:there is no C")
-def test_the_gradient_of_the_largest_of_values_that_are_made_again_is_no_problem(
+def test_gradient_of_a_maximum_of_recomputed_values_is_no_problem(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Backward compares Mish(x) with the maximum, which is kept in f32; in f64 no element is equal to it."""
@@ -346,7 +346,7 @@ def test_the_gradient_of_the_largest_of_values_that_are_made_again_is_no_problem
     assert problems(found, CHECKS["gradients"], 0) == []
 
 
-def test_what_a_task_raises_ends_the_run() -> None:
+def test_exception_in_a_task_ends_the_run() -> None:
     def fails() -> None:
         raise ValueError("this one")
 
@@ -354,7 +354,7 @@ def test_what_a_task_raises_ends_the_run() -> None:
         Together(2).run([fails, fails])
 
 
-def test_a_graph_is_partitioned_once_and_judged_by_its_own_values() -> None:
+def test_graph_is_partitioned_once_and_judged_by_its_own_values() -> None:
     graph = og.parse("graph(x: f32[2]) -> (y)\n  y = Sin(x)").finalize()
     with found_once():
         one, other = (og.compile(graph, wrt=("x",)) for _ in range(2))
@@ -365,7 +365,7 @@ def test_a_graph_is_partitioned_once_and_judged_by_its_own_values() -> None:
     assert zero.value[0] == 0 and abs(one_.value[0] - np.sin(1)) < 1e-15
 
 
-def test_what_is_read_for_its_shape_alone_makes_nothing_inexact() -> None:
+def test_shape_only_operand_adds_no_tolerance() -> None:
     """The backward of a product counts zeros in ones of the operand's shape, and multiplies the others."""
     forward = og.parse("graph(x: f16[3]) -> (y)\n  z = Sin(x)\n  y = ReduceProd(z, axes=[0])")
     (truth,) = truths(og.gradient(forward, wrt=["x"]), {"x": np.array([1, 0, 2], np.float16), "d_y": np.float16(1)})
@@ -374,7 +374,7 @@ def test_what_is_read_for_its_shape_alone_makes_nothing_inexact() -> None:
     assert problem(np.array([0, 0, 0], np.float16), truth)
 
 
-def test_a_convolution_may_be_nan_where_torchs_own_is() -> None:
+def test_convolution_may_be_nan_where_torchs_is() -> None:
     """In bf16, oneDNN's result next to an infinity may be NaN though no product of its sum is."""
     torch = pytest.importorskip("torch")
     x, w = np.ones((1, 3, 5), ml_dtypes.bfloat16), np.ones((4, 3, 3), ml_dtypes.bfloat16)
@@ -386,7 +386,7 @@ def test_a_convolution_may_be_nan_where_torchs_own_is() -> None:
     assert problem(np.full((1, 3, 4), np.nan, x.dtype), truth)
 
 
-def test_in_some_runs_all_readers_of_16_bits_have_what_is_stored() -> None:
+def test_some_samples_round_16_bit_values_for_all_readers() -> None:
     """The derivative of a Clamp compares its result with its operand, which differ if each is rounded separately."""
     forward = og.parse("graph(x: f16[3]) -> (y)\n  z = Sin(x)\n  y = Clamp(z, min=-2.0, max=2.0)")
     graph, x = og.gradient(forward, wrt=["x"]), np.array([1, 0.5, 2], np.float16)
@@ -399,7 +399,7 @@ def test_in_some_runs_all_readers_of_16_bits_have_what_is_stored() -> None:
     assert ways == {True, False}
 
 
-def test_a_comparison_may_follow_from_a_sum_that_does_not_overflow() -> None:
+def test_comparison_of_an_overflowing_sum_may_differ() -> None:
     """The sum of 3e38 twice may be inf in f32, and so is the square: the kernel compares 0 with it, f64 4 with 4."""
     text = """graph(x: f32[66]) -> (y)
   m = ReduceMean(x, axes=[0], keep_dims=true)
@@ -417,7 +417,7 @@ def test_a_comparison_may_follow_from_a_sum_that_does_not_overflow() -> None:
     assert not truth.value[5] and problem(np.ones(66, bool), truth) == ""
 
 
-def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows() -> None:
+def test_product_whose_overflow_depends_on_order_is_not_judged() -> None:
     """1e100 four times and then 0: NaN, or 0 where the zero comes first."""
     x = np.array([[1e100, 1e100, 1e100, 1e100, 0.0], [1.0, 2.0, 3.0, 4.0, 0.0], [1e-100, 1e-200, 1e100, 1e100, 1e100]])
     text = "graph(x: f64[3,5]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)"
@@ -428,7 +428,7 @@ def test_a_product_may_be_anything_where_the_order_decides_whether_it_overflows(
     assert problem(np.array([[0.0], [0.0], [1.1]]), truth)
 
 
-def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
+def test_product_beside_an_infinity_may_overflow_midway() -> None:
     """1e200 twice and then -1e-100: -1e300 or -inf, depending on the order, for any values of the other rows."""
     x = np.array([[1e200, 1e200, -1e-100], [np.inf, 2.0, 1.0], [np.inf, 0.0, 1.0]])
     truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
@@ -438,7 +438,7 @@ def test_a_product_beside_an_infinity_may_overflow_on_the_way() -> None:
     assert problem(np.array([[-1e300], [np.inf], [0.0]]), truth)
 
 
-def test_a_product_that_vanishes_in_part_may_meet_an_infinity() -> None:
+def test_product_that_underflows_in_part_may_meet_an_infinity() -> None:
     """1e-310 twice and inf: NaN in torch, inf in NumPy; with one 1e-310 the product does not vanish."""
     x = np.array([[1e-310, 1e-310, np.inf], [1e-310, np.inf, -1.0], [2.0, -np.inf, 2.0]])
     for order in ([0, 1, 2], [2, 0, 1]):
@@ -449,7 +449,7 @@ def test_a_product_that_vanishes_in_part_may_meet_an_infinity() -> None:
         assert problem(np.array([[np.inf], [-np.inf], [np.nan]]), truth)
 
 
-def test_a_product_may_vanish_or_lose_digits_on_the_way() -> None:
+def test_product_may_underflow_or_lose_digits_midway() -> None:
     """A row that ends in 1e200 after 1e-200 twice is 1e-200, or 0; after 1e-160 and 1e-155, 7 digits may be left."""
     x = np.array([[1e200, 1e-200, 1e-200], [1e100, 1e-160, 1e-155], [1e100, 1e-150, 1e-150]])
     truth = one_truth("graph(x: f64[3,3]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
@@ -458,7 +458,7 @@ def test_a_product_may_vanish_or_lose_digits_on_the_way() -> None:
     assert problem(np.array([[0.0], [1e-215], [1.0000001e-200]]), truth)
 
 
-def test_a_product_may_vanish_in_one_part_and_overflow_in_another() -> None:
+def test_product_may_underflow_in_one_part_and_overflow_in_another() -> None:
     """Rows of 1e-2 and 1e3: the product of columns is NaN, that of elements in their order is inf."""
     x = np.stack([np.tile([1e-2, 1e3], 200), np.tile([1.0, 1e3], 200), np.tile([1e-2, 1.0], 200)])
     truth = one_truth("graph(x: f64[3,400]) -> (y)\n  y = ReduceProd(x, axes=[1], keep_dims=true)", x=x)
