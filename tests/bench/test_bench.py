@@ -63,18 +63,18 @@ def test_every_entry_has_a_graph_in_every_dtype(entry: Entry, direction: str) ->
         assert {t.dtype for t in graph.outputs} == {dtype}
 
 
-def test_names_are_unique_and_docstrings_say_what_is_computed() -> None:
+def test_entry_names_are_unique_and_formulas_documented() -> None:
     assert len({e.name for e in ENTRIES}) == len(ENTRIES)
     assert all(e.formula.__doc__ for e in ENTRIES)
 
 
-def test_spaces_are_near_the_size_asked_for() -> None:
+def test_entry_sizes_are_near_the_requested_size() -> None:
     for entry in ENTRIES:
         for n in (1000, 1 << 20, 1 << 25, 2**31 + 2**20):
             assert 0.6 * n <= np.prod(entry.dims(n), dtype=float) <= 1.001 * n
 
 
-def test_bytes_are_what_is_read_and_written_once() -> None:
+def test_byte_counts_are_one_read_and_one_write() -> None:
     assert make(entry_of("swish"), FORWARD, "f32", SIZE).bytes == 2 * 4 * SIZE
     assert make(entry_of("swish"), BACKWARD, "bf16", SIZE).bytes == 3 * 2 * SIZE
     assert make(entry_of("glu of halves"), BACKWARD, "f32", SIZE).bytes == 5 * 4 * SIZE
@@ -83,7 +83,7 @@ def test_bytes_are_what_is_read_and_written_once() -> None:
     assert a and len(b) >= 2
 
 
-def test_backward_reads_what_training_keeps() -> None:
+def test_backward_entries_read_the_tensors_saved_in_training() -> None:
     case = make(entry_of("softmax"), BACKWARD, "f32", SIZE)
     x = case.arrays["x"].astype(np.float64)
     true = np.exp(x) / np.exp(x).sum(axis=-1, keepdims=True)
@@ -92,20 +92,20 @@ def test_backward_reads_what_training_keeps() -> None:
     assert make(entry_of("rms norm"), BACKWARD, "f32", SIZE).kept == ()
 
 
-def test_halves_are_views_of_one_array_and_a_turned_operand_is_a_transpose() -> None:
+def test_halves_are_views_and_transposed_operand_is_a_transpose() -> None:
     case = make(entry_of("glu of halves"), BACKWARD, "f32", SIZE)
     assert np.shares_memory(case.arrays["a"], case.packed) and np.shares_memory(case.arrays["b"], case.packed)
     assert np.shares_memory(case.outs["d_a"], case.packed_out)
     assert not make(entry_of("transposed + residual"), FORWARD, "f32", SIZE).arrays["x"].flags.c_contiguous
 
 
-def test_patterns_choose_entries_and_an_unknown_one_is_an_error() -> None:
+def test_patterns_select_entries_and_unknown_ones_raise() -> None:
     assert {e.name for e in chosen({"activation"}, ("gelu*",))} == {"gelu", "gelu, tanh"}
     with pytest.raises(InvalidArguments, match="no entry"):
         chosen({"rows"}, ("gelu",))
 
 
-def test_a_formula_is_recorded_op_by_op() -> None:
+def test_formula_is_recorded_op_by_op() -> None:
     steps = recorded(lambda m, x: m.Clamp(2.0 - x, min=0.0, max=1.0), ["x"])
     assert [(s.kind, s.args, s.attrs) for s in steps] == [
         ("Subtract", (2.0, "x"), ()),
@@ -118,7 +118,7 @@ def test_a_formula_is_recorded_op_by_op() -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: e.name)
-def test_every_peer_on_this_machine_agrees_with_the_truth(entry: Entry) -> None:
+def test_every_installed_peer_agrees_with_float64(entry: Entry) -> None:
     """Checks all pairs in f32, and forward in bf16; opgraph itself only where no other test compiles its kernels."""
     took_part = set()
     for direction, dtype in [(d, "f32") for d in entry.directions] + [(FORWARD, "bf16")]:
@@ -144,7 +144,7 @@ def test_torch_compile_agrees_in_both_directions() -> None:
         assert built is not None and not built.allocates, cell
 
 
-def test_a_peer_that_is_wrong_is_told_and_not_timed() -> None:
+def test_wrong_peer_is_reported_and_not_timed() -> None:
     def build(case):  # type: ignore[no-untyped-def]
         def call() -> None:
             np.multiply(case.arrays["x"], 0.51, out=case.out)
@@ -165,7 +165,7 @@ def test_results_that_were_not_written_are_wrong() -> None:
     assert checked(case, lazy, Truth(case))[0].failed.startswith("wrong: y is inf")
 
 
-def test_ends_of_which_training_would_keep_other_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_large_backward_entries_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.bench.truth.WHOLE", 0)
     case = make(entry_of("bias + gelu"), BACKWARD, "f32", 1 << 22)
     few = case.entry.graph((8, *case.space[1:]), "f32", BACKWARD)
@@ -186,7 +186,7 @@ def test_the_ends_of_a_large_array_are_checked(monkeypatch: pytest.MonkeyPatch) 
         assert (truth.check({"y": got}).wrong == "") is is_right
 
 
-def test_an_entry_in_place_starts_from_the_same_values_for_everybody() -> None:
+def test_in_place_entry_restores_its_inputs_for_each_peer() -> None:
     case = make(entry_of("in place"), FORWARD, "f32", SIZE)
     before, truth = as_numpy(case.arrays["x"]).copy(), Truth(case)
     for _ in range(2):
@@ -197,7 +197,7 @@ def test_an_entry_in_place_starts_from_the_same_values_for_everybody() -> None:
     np.testing.assert_array_equal(case.arrays["x"], before)
 
 
-def test_a_peer_that_raises_or_refuses_is_told_and_the_others_go_on() -> None:
+def test_failing_peer_is_reported_and_others_continue() -> None:
     def raises(case):  # type: ignore[no-untyped-def]
         raise ZeroDivisionError("of its own")
 
@@ -211,7 +211,7 @@ def test_a_peer_that_raises_or_refuses_is_told_and_the_others_go_on() -> None:
         assert built is None and cell.failed == said
 
 
-def test_absent_peers_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_peers_are_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def find(device: str) -> str:
         raise Absent("No module named 'somelib'")
 
@@ -226,7 +226,7 @@ def test_absent_peers_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch)
         table.look("cpu", only=("somelob",))
 
 
-def test_the_jiterators_text_is_a_c_template_of_every_pointwise_formula(tmp_path: Path) -> None:
+def test_jiterator_source_compiles_for_every_pointwise_formula(tmp_path: Path) -> None:
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
@@ -241,7 +241,7 @@ def test_the_jiterators_text_is_a_c_template_of_every_pointwise_formula(tmp_path
     assert done.returncode == 0, done.stderr
 
 
-def test_tritons_text_is_python_and_rows_are_refused() -> None:
+def test_triton_source_is_valid_python_and_rows_are_refused() -> None:
     for entry in ENTRIES:
         if entry.suite == "rows":
             with pytest.raises(Refused):
@@ -253,7 +253,7 @@ def test_tritons_text_is_python_and_rows_are_refused() -> None:
 # -- timing --
 
 
-def test_ratios_are_of_neighbouring_runs() -> None:
+def test_ratios_compare_neighbouring_runs() -> None:
     found = ratio([1.0, 2.0, 30.0], [2.0, 4.0, 60.0])
     assert found == Ratio(median=0.5, low=0.5, high=0.5, rounds=3) and not found.noisy
     with_gaps = ratio([1.0, 9.0, 3.0, 4.0, 5.0], [1.0, None, 1.0, 2.0, 1.0])
@@ -263,7 +263,7 @@ def test_ratios_are_of_neighbouring_runs() -> None:
     assert once == Ratio(median=3.0, low=3.0, high=3.0, rounds=1) and once.noisy
 
 
-def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
+def test_slow_peers_skip_rounds_and_opgraph_runs_in_all() -> None:
     rounds = planned({"ours": 0.001, "fast": 0.001, "slow": 0.05}, 1.0)
     assert rounds == {"ours": MOST, "fast": MOST, "slow": 6}
     assert sum(takes_part(i, 6, MOST) for i in range(MOST)) == 6
@@ -274,7 +274,7 @@ def test_a_slow_call_sits_rounds_out_and_ours_runs_in_all() -> None:
     assert planned({"ours": 0.01, "other": 0.01}, 0.11) == {"ours": LEAST, "other": LEAST}
 
 
-def test_calls_take_turns_in_both_directions() -> None:
+def test_timed_calls_alternate_in_both_orders() -> None:
     seen: list[str] = []
 
     class Clock:
@@ -294,7 +294,7 @@ def test_cold_runs_are_single_calls() -> None:
     assert HostClock(cold=1 << 12).repeats(1e-6) == 1 < HostClock().repeats(1e-6)
 
 
-def test_the_largest_cache_is_read_from_the_machine(tmp_path: Path) -> None:
+def test_last_level_cache_size_is_read_from_the_system(tmp_path: Path) -> None:
     assert last_level_cache(str(tmp_path)) == 64 << 20
     for index, text in enumerate(("32K\n", "2M\n", "512K\n")):
         (tmp_path / f"index{index}").mkdir()
@@ -303,7 +303,7 @@ def test_the_largest_cache_is_read_from_the_machine(tmp_path: Path) -> None:
     assert last_level_cache() >= 1 << 18
 
 
-def test_a_budget_is_shared_and_torch_compile_waits_for_its_turn() -> None:
+def test_time_budget_is_shared_and_limits_torch_compile() -> None:
     row = Row(suite="s", entry="e", cells=(Cell(peer="torch.compile", first_ms=9e6),))
     tight = Budget(1.0, rows=100)
     assert tight.of_row() == SHORTEST and not tight.may_compile()
@@ -313,7 +313,7 @@ def test_a_budget_is_shared_and_torch_compile_waits_for_its_turn() -> None:
     assert Budget(None, rows=9).may_compile()
 
 
-def test_a_row_says_who_was_left_out_and_why() -> None:
+def test_row_lists_omitted_peers_with_reasons() -> None:
     (job, *_) = jobs(("activation",), ("swish",), device="cpu", quick=True, sizes=(SIZE,))
     peer = next(p for p in table.PEERS if p.name == "torch.compile")
     for without, budget, why in (
@@ -326,7 +326,7 @@ def test_a_row_says_who_was_left_out_and_why() -> None:
         assert row.cells[1].us is None and why in row.cells[1].failed
 
 
-def test_what_does_not_fit_into_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_that_does_not_fit_into_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     (job, *_) = jobs(("activation",), ("swish",), device="cpu", quick=True)
     assert needed_bytes(job) >= 4 * make(job.entry, job.direction, job.dtype, 1 << 20).bytes / 2
     monkeypatch.setattr("opgraph.bench.suites.entries.available_bytes", lambda device: 1 << 20)
@@ -344,7 +344,7 @@ def test_python_calls_are_counted() -> None:
     assert python_calls(outer) == 3 and python_calls(lambda: inner()) == 1
 
 
-def test_calls_on_a_gpu_are_measured_without_one() -> None:
+def test_gpu_call_overhead_is_measured_without_a_gpu() -> None:
     """It runs in another process, where CuPy is replaced: with an incomplete stand-in, nothing would be measured."""
     pytest.importorskip("torch")
     figures = host_suite._posing(0.01, lambda _: None)
@@ -353,7 +353,7 @@ def test_calls_on_a_gpu_are_measured_without_one() -> None:
     assert all(0 < f.value < 1e6 for f in figures)
 
 
-def test_the_network_of_the_scale_suite_has_as_many_ops_as_asked_for() -> None:
+def test_scale_network_has_the_requested_number_of_ops() -> None:
     for count in (7, 100, 1000):
         g = network(count).finalize()
         assert len(g.ops) == count
@@ -363,7 +363,7 @@ def test_the_network_of_the_scale_suite_has_as_many_ops_as_asked_for() -> None:
 # -- networks --
 
 
-def test_the_smallest_row_of_networks_compares_and_times_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smallest_network_row_compares_and_times_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from opgraph.bench.suites.networks import asked_for
     from opgraph.bench.suites.networks import measured as networks_measured
@@ -384,7 +384,7 @@ def test_the_smallest_row_of_networks_compares_and_times_every_way(monkeypatch: 
     assert all(cell.ratio for cell in row.cells[1:])
 
 
-def test_bytes_kept_are_those_of_storages_that_are_no_parameters() -> None:
+def test_saved_bytes_exclude_parameters() -> None:
     """For x * sigmoid(a * x) over 1,024 elements eager keeps x and the sigmoid, opgraph only x."""
     pytest.importorskip("torch")
     from opgraph.bench.network_process import made_of, running
@@ -395,7 +395,7 @@ def test_bytes_kept_are_those_of_storages_that_are_no_parameters() -> None:
     assert found == {EAGER: 2 * 4096, OURS: 4096}
 
 
-def test_networks_are_chosen_by_name_and_by_question() -> None:
+def test_networks_are_selected_by_name_and_question() -> None:
     pytest.importorskip("torch")
     from opgraph.bench.suites.networks import asked_for
 
@@ -407,7 +407,7 @@ def test_networks_are_chosen_by_name_and_by_question() -> None:
         run(Settings(suites=("networks",), entries=("swish",)))
 
 
-def test_a_package_that_is_absent_and_time_that_is_over_are_told() -> None:
+def test_absent_package_and_exhausted_time_are_reported() -> None:
     pytest.importorskip("torch")
     from opgraph.bench.networks import MEMORY, NETWORKS
     from opgraph.bench.suites.networks import measured as networks_measured
@@ -429,7 +429,7 @@ def test_a_package_that_is_absent_and_time_that_is_over_are_told() -> None:
 # -- plan and results --
 
 
-def test_groups_hold_every_suite() -> None:
+def test_groups_contain_every_suite() -> None:
     assert set(suites_of(("all",))) == set(GROUPS["all"]) > set(ENTRY_SUITES)
     assert suites_of(("entries",)) == ENTRY_SUITES
     assert suites_of(("rows", "gpu", "rows"))[0] == "rows" and len(suites_of(("gpu", "gpu"))) == len(GROUPS["gpu"])
@@ -437,7 +437,7 @@ def test_groups_hold_every_suite() -> None:
         suites_of(("none",))
 
 
-def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
+def test_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
     found, main = jobs(suites_of(("gpu",)), (), device="cuda", quick=False), {("bf16", 64 << 20), ("f32", 64 << 20)}
     assert {(j.dtype, j.size) for j in found} >= {(t, 64 << 20) for t in DTYPES}
     assert [j.dtype for j in found if j.size == 64 << 20 and not j.without][: len(PAIRS)] == ["bf16"] * len(PAIRS)
@@ -448,7 +448,7 @@ def test_a_gpu_run_has_large_arrays_and_one_beyond_2_to_the_31() -> None:
     ] * 2
 
 
-def test_jobs_are_entries_by_directions_in_the_sizes_and_dtypes_asked_for() -> None:
+def test_jobs_cover_entries_directions_sizes_and_dtypes() -> None:
     def asked(**keywords: Any) -> list[tuple[str, int]]:
         found = jobs(("activation",), ("swish",), device="cpu", **{"quick": False, **keywords})
         assert [j.direction for j in found] == ["forward", "backward"] * (len(found) // 2)
@@ -465,12 +465,12 @@ def test_jobs_are_entries_by_directions_in_the_sizes_and_dtypes_asked_for() -> N
         assert waits == (set(WAITS) if quick else {e.name for e in ENTRIES})
 
 
-def test_entries_are_planned_in_their_dtypes_alone() -> None:
+def test_entries_are_planned_only_in_their_dtypes() -> None:
     few = replace(chosen({"activation"}, ("swish",))[0], name="few", dtypes=("f32",))
     assert [j.dtype for t in DTYPES for j in plan._rows((few,), t, 8)] == ["f32", "f32"]
 
 
-def test_the_memory_that_a_row_needs_is_that_of_its_arrays_and_of_what_peers_allocate() -> None:
+def test_needed_memory_counts_arrays_and_peer_allocations() -> None:
     """For swish over 1M f32, 4 MiB each: x and y, again for the copy, and two results; backward also the gradients."""
     forward, backward = jobs(("activation",), ("swish",), device="cpu", quick=True)
     assert [needed_bytes(j) for j in (forward, backward)] == [6 << 22, 10 << 22]
@@ -479,7 +479,7 @@ def test_the_memory_that_a_row_needs_is_that_of_its_arrays_and_of_what_peers_all
 
 
 @pytest.mark.parametrize(("seconds", "counts"), [(None, 4), (1000.0, 4), (100.0, 3)])
-def test_the_largest_graph_is_left_out_of_a_run_that_has_no_time_for_it(
+def test_largest_graph_is_omitted_from_short_runs(
     seconds: float | None, counts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That graph alone takes longer than short runs may."""
@@ -504,7 +504,7 @@ def results() -> Results:
     )  # fmt: skip
 
 
-def test_json_says_everything() -> None:
+def test_json_round_trip_keeps_all_results() -> None:
     made = results()
     again = from_json(made.to_json())
     assert again == made and again.to_json() == made.to_json()
@@ -512,7 +512,7 @@ def test_json_says_everything() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99}', '{"format": 1, "rows": 3, "figures": []}'])
-def test_a_file_of_something_else_is_refused(text: str) -> None:
+def test_file_without_bench_results_is_refused(text: str) -> None:
     with pytest.raises(ModelError, match="no results of opgraph bench"):
         from_json(text)
 
@@ -521,7 +521,7 @@ def test_every_suite_of_entries_is_listed_once() -> None:
     assert list(ENTRY_SUITES) == list(dict.fromkeys(e.suite for e in entries.ENTRIES))
 
 
-def test_what_is_no_number_agrees_with_a_truth_that_is_none_and_with_nothing_else() -> None:
+def test_nan_and_infinity_agree_only_with_themselves() -> None:
     from opgraph.bench.truth import far_off
 
     true = {"y": np.array([1.0, np.nan, np.inf, -2.0])}
@@ -536,7 +536,7 @@ def test_what_is_no_number_agrees_with_a_truth_that_is_none_and_with_nothing_els
         assert (wrong == "") is right and (off == 0.0) is right
 
 
-def test_results_that_a_rounding_moves_far_are_right_as_far_as_the_truth_moves() -> None:
+def test_tolerance_grows_with_the_effect_of_rounding_on_the_truth() -> None:
     from opgraph.bench.network_process import judged
 
     true = {"y": np.array([1.0, -2.0]), "g": np.array([0.5, 0.0])}
@@ -556,7 +556,7 @@ def test_results_that_a_rounding_moves_far_are_right_as_far_as_the_truth_moves()
     assert judged(jump, true, lambda: true)[1]
 
 
-def test_every_memory_budget_of_torch_compile_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_compile_memory_budgets_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of one model share the code compiled with one backend."""
     torch = pytest.importorskip("torch")
     from opgraph.bench.networks import WAYS, network

@@ -54,7 +54,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_run_measures_what_was_asked_for(measured: Path) -> None:
+def test_run_measures_the_requested_entries(measured: Path) -> None:
     found = read(str(measured))
     assert [(r.label, r.size, r.dtype) for r in found.rows] == [
         (name, size, "f32")
@@ -69,7 +69,7 @@ def test_a_run_measures_what_was_asked_for(measured: Path) -> None:
     assert json.loads(measured.read_text())["settings"]["threads"] >= 1
 
 
-def test_results_are_shown_again_and_drawn_the_same(
+def test_stored_results_are_shown_and_drawn_reproducibly(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
@@ -90,14 +90,14 @@ def test_results_are_shown_again_and_drawn_the_same(
         assert told and all(before == of and colour == light[name] for before, colour, of, name in told)
 
 
-def test_results_that_make_no_picture_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_results_print_that_nothing_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "none.json").write_text(EMPTY.to_json())
     assert run("--from", tmp_path / "none.json", "--plot", tmp_path / "pictures") == 0
     assert "note: nothing is drawn" in capsys.readouterr().err
 
 
-def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
+def test_missing_matplotlib_is_reported_before_measuring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -106,7 +106,7 @@ def test_plots_without_matplotlib_are_refused_before_anything_is_measured(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_list_names_entries_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_option_names_entries_and_peers(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--list") == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("fractional (NAF1)", "softmax", "scale", "NumPy"))
@@ -114,12 +114,12 @@ def test_the_list_names_entries_and_peers(capsys: pytest.CaptureFixture[str]) ->
     assert "runs on a GPU" in liger and "pip install" not in liger  # installing would not help
 
 
-def test_a_run_with_no_peer_that_is_here_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_available_peers_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--entries", "mish", "--sizes", "500", "--peers", "Triton") == 2
     assert "Triton runs on a GPU (--device cuda) alone" in capsys.readouterr().err
 
 
-def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_is_measured_against_onnxruntime(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxruntime")
     path = tmp_path / "swish.txt"
     path.write_text(GRAPH)
@@ -163,7 +163,7 @@ def test_a_model_is_measured_beside_onnxruntime(tmp_path: Path, capsys: pytest.C
     ],
     ids=" ".join,
 )
-def test_bad_arguments_are_three_lines_and_status_2(
+def test_invalid_arguments_give_three_lines_and_status_2(
     args: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error comes before any measurement."""
@@ -175,7 +175,7 @@ def test_bad_arguments_are_three_lines_and_status_2(
 @pytest.mark.parametrize(
     "stop", [KeyboardInterrupt(), DeviceError("the GPU is lost", where="row 2", fix="start again")]
 )
-def test_a_run_that_is_stopped_shows_and_keeps_what_it_measured(
+def test_interrupted_run_shows_and_stores_its_results(
     stop: BaseException, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.bench.suites import entries
@@ -210,7 +210,7 @@ def test_a_run_that_is_stopped_shows_and_keeps_what_it_measured(
     ],
     ids=str,
 )
-def test_who_asks_for_entries_gets_no_other_suites(
+def test_entries_option_runs_only_their_suites(
     args: tuple[str, ...], suites: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Settings] = []
@@ -227,7 +227,7 @@ def test_results_that_cannot_be_written_are_shown(
     assert "swish, backward" in shown.out and "No space left" in shown.err
 
 
-def test_a_run_goes_on_where_its_first_results_cannot_be_written(
+def test_run_continues_if_first_results_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     went_on = []
@@ -243,7 +243,7 @@ def test_a_run_goes_on_where_its_first_results_cannot_be_written(
     assert went_on and "No space left" in capsys.readouterr().err
 
 
-def test_the_legend_tells_what_the_tables_have_and_nothing_else() -> None:
+def test_legend_explains_only_columns_and_signs_in_use() -> None:
     plain = Table(
         title="models", columns=("models, us", "size", "opgraph", "to best peer"), rows=(("a-b", "", "1", "2"),)
     )
@@ -254,13 +254,13 @@ def test_the_legend_tells_what_the_tables_have_and_nothing_else() -> None:
     assert all(f"{sign}:" in told for sign in ("~", "+", "-", "to copy"))
 
 
-def test_a_missing_file_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_gives_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for args in ((tmp_path / "none.onnx",), ("--from", tmp_path / "none.json")):
         assert run(*args) == 1
         error_lines(capsys)
 
 
-def test_a_graph_that_onnx_has_no_words_for_is_measured_without_onnxruntime(
+def test_graph_without_onnx_form_is_measured_without_onnxruntime(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A oneDNN graph file; the variances are drawn at random, so some of the truth is NaN."""
