@@ -105,7 +105,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("bench --sizes \u0664", "--sizes"),
     ],
 )
-def test_no_option_is_passed_over_and_no_file_that_is_read_is_written(
+def test_unused_options_are_refused_and_inputs_never_overwritten(
     command: str,
     option: str,
     model: Path,
@@ -134,7 +134,7 @@ def test_no_option_is_passed_over_and_no_file_that_is_read_is_written(
         (["model.onnx", "--suite", "networks"], "--suite", "leave it out, or leave out the model"),
     ],
 )
-def test_what_bench_takes_as_the_model_is_named_where_another_value_was_meant(
+def test_bench_names_the_word_it_takes_as_the_model(
     command: list[str],
     option: str,
     fix: str,
@@ -149,7 +149,7 @@ def test_what_bench_takes_as_the_model_is_named_where_another_value_was_meant(
     assert f"{word!r} is taken as the model to measure" in what and option in where and fix in how
 
 
-def test_a_device_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_file_as_model_is_refused_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", os.devnull) == 1
     assert "is no file, but a device or a pipe" in error_lines(capsys)[0]
 
@@ -157,7 +157,7 @@ def test_a_device_is_not_said_to_be_missing(capsys: pytest.CaptureFixture[str]) 
 # -- the command as a whole --------------------------------------------------------------------------------------------
 
 
-def test_version_and_help_are_success_and_bad_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help_give_status_0_and_bad_usage_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--version") == 0
     assert og.__version__ in capsys.readouterr().out
     assert run("show", "--help") == 0
@@ -165,21 +165,19 @@ def test_version_and_help_are_success_and_bad_usage_is_2(capsys: pytest.CaptureF
     assert [run(), run("sing"), run("show"), run("show", "m", "--device", "tpu")] == [2, 2, 2, 2]
 
 
-def test_an_argument_that_a_shell_left_empty_is_not_passed_over(
-    text_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_argument_is_refused(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Example: `opgraph check A "$B"`, which would report that A agrees."""
     assert run("check", text_file, "") == 2
     assert error_lines(capsys)[0] == "error: B is empty"
 
 
-def test_options_have_their_whole_names(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_abbreviated_options_are_refused(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An abbreviated --traceback used to be accepted, and showed no traceback."""
     assert run("show", text_file, "--traceb") == 2
     assert "unrecognized arguments: --traceb" in capsys.readouterr().err
 
 
-def test_python_m_opgraph_is_the_command_line() -> None:
+def test_python_m_opgraph_runs_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-m", "opgraph", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["opgraph", og.__version__]
 
@@ -219,7 +217,7 @@ def test_without_onnx_the_error_names_the_extra(tmp_path: Path, command: str) ->
 
 
 @pytest.mark.parametrize("args", [("ops", "Swish"), ("bench", "--list", "--device", "cuda")], ids=" ".join)
-def test_a_closed_pipe_is_no_error(args: tuple[str, ...]) -> None:
+def test_closed_pipe_gives_status_0(args: tuple[str, ...]) -> None:
     """The output is a page and a table, for which rich would exit with status 1."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -229,7 +227,7 @@ def test_a_closed_pipe_is_no_error(args: tuple[str, ...]) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_unforeseen_exception_is_three_lines_too(
+def test_unexpected_exception_is_printed_in_three_lines(
     text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(path: str) -> og.Graph:
@@ -254,7 +252,7 @@ def test_an_unforeseen_exception_is_three_lines_too(
     ],
 )
 @pytest.mark.parametrize("command", ["show", "check"])
-def test_a_bad_model_is_an_error_of_three_lines(
+def test_invalid_model_gives_a_three_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, content: bytes | None, says: str
 ) -> None:
     path = tmp_path / "bad"
@@ -274,9 +272,7 @@ def test_show_names_partitions_and_units(text_file: Path, capsys: pytest.Capture
     assert "data" not in out and "for  cuda" not in out  # no constants, and the default CPU: neither is printed
 
 
-def test_show_names_the_gpu_that_a_graph_is_for_and_its_constants(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_show_names_device_and_constants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu = og.Graph("cuda")
     gpu.add_op("Abs", gpu.input("x", shape=(2, 3)))
     og.onednn.dump(gpu, tmp_path / "g.json")
@@ -289,7 +285,7 @@ def test_show_names_the_gpu_that_a_graph_is_for_and_its_constants(
     assert "\ndata 0.00 MiB in 1 constant\n\n" in capsys.readouterr().out
 
 
-def test_show_says_why_an_op_is_not_fused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_explains_why_an_op_is_not_fused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", model) == 0
     out = capsys.readouterr().out
     assert "foreign op Conv: runs in onnxruntime" in out
@@ -308,7 +304,7 @@ def test_show_source_prints_every_kernel_without_a_compiler(
     assert "(cuda)" in capsys.readouterr().out
 
 
-def test_the_source_shown_is_the_source_that_runs(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shown_source_is_the_source_that_runs(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x = np.ones((1024, 64), np.float32)
     compiled = og.compile(og.parse(SWIGLU))
     compiled(x=x, up=x)
@@ -392,7 +388,7 @@ def test_fuse_refuses_to_overwrite_its_input(model: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("kind", ["sequence", "text"])
-def test_a_model_that_cannot_be_compared_is_fused_unchecked(
+def test_incomparable_model_is_fused_only_with_unchecked(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = onnx.helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])
@@ -413,7 +409,7 @@ def test_a_model_that_cannot_be_compared_is_fused_unchecked(
     assert [n.op_type for n in onnx.load(out).graph.node] == ["Swish", "Identity"]
 
 
-def test_a_model_that_onnxruntime_refuses_is_held_to_numpy_and_float64(
+def test_model_refused_by_onnxruntime_is_checked_against_float64(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from opgraph.cli import onnx_file
@@ -446,7 +442,7 @@ def activation(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cuda", [False, True])
-def test_fuse_writes_a_library_and_says_how_to_register_it(
+def test_fuse_writes_a_library_and_prints_how_to_register_it(
     cuda: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.cli import onnx_file
@@ -467,7 +463,7 @@ def test_fuse_writes_a_library_and_says_how_to_register_it(
     assert run("check", source, out, "--ort-library", library) == 0
 
 
-def test_fuse_takes_no_cuda_without_a_library(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fuse_refuses_cuda_without_a_library(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("fuse", model, "-o", tmp_path / "out.onnx", "--cuda") == 2
     assert "it is about a library" in error_lines(capsys)[0]
 
@@ -485,7 +481,7 @@ BAD_LIBRARIES = {
 
 
 @pytest.mark.parametrize("name", BAD_LIBRARIES)
-def test_fuse_refuses_a_bad_place_for_a_library_before_it_runs_anything(
+def test_fuse_refuses_invalid_library_paths_first(
     name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -545,7 +541,7 @@ def test_a_text_graph_may_follow_long_remarks(text_file: Path, capsys: pytest.Ca
     assert run("show", text_file) == 0 and "1 swiglu" in capsys.readouterr().out
 
 
-def test_fuse_keeps_what_makes_a_model_slower(
+def test_fuse_keeps_units_decomposed_if_fusing_is_slower(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from opgraph.cli import onnx_file
@@ -564,7 +560,7 @@ def test_fuse_keeps_what_makes_a_model_slower(
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 
-def test_a_call_is_slower_if_median_and_fastest_run_say_so() -> None:
+def test_call_counts_as_slower_by_both_median_and_fastest_run() -> None:
     from opgraph.cli.onnx_file import Timing
 
     def judged(fastest: float, ratio: float) -> bool:
@@ -577,9 +573,7 @@ def test_a_call_is_slower_if_median_and_fastest_run_say_so() -> None:
 # -- check ------------------------------------------------------------------------------------------------------------
 
 
-def test_check_holds_each_partition_and_the_whole_to_the_reference(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_compares_each_partition_and_the_whole_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", model, "--device", "cpu") == 0
     out = capsys.readouterr().out
     assert "cpu: agrees with the float64 reference" in out
@@ -587,7 +581,7 @@ def test_check_holds_each_partition_and_the_whole_to_the_reference(
 
 
 @pytest.mark.parametrize("dtype", ["f8_e4m3", "f8_e5m2"])
-def test_check_compares_what_is_quantized(
+def test_check_compares_quantized_outputs(
     dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No arithmetic, but a distance: neighbours are one unit apart, at any distance from 0."""
@@ -602,7 +596,7 @@ def test_check_compares_what_is_quantized(
     assert "the first tensor that differs" in error_lines(capsys)[0]
 
 
-def test_check_of_what_nobody_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_an_unsupported_partition_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "g.txt").write_text("graph(x: f32[4]) -> (y)\n  y: f32[4] = Wildcard(x)\n")
     assert run("check", tmp_path / "g.txt") == 1
     assert "nothing runs partition 0" in error_lines(capsys)[0]
@@ -672,7 +666,7 @@ def one_node(path: Path, op_type: str, dtype: int, ins: int = 1, **attributes: i
 @pytest.mark.parametrize(
     ("pair", "dtype", "ins"), [(("Greater", "Less"), TensorProto.BOOL, 2), (("ArgMax", "ArgMin"), TensorProto.INT64, 1)]
 )
-def test_check_of_two_files_finds_every_boolean_wrong(
+def test_check_of_two_files_detects_wrong_booleans_and_indices(
     pair: tuple[str, str], dtype: int, ins: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {"axis": 1} if ins == 1 else {}
@@ -719,7 +713,7 @@ def test_ops_suggests_the_nearest_kind(capsys: pytest.CaptureFixture[str]) -> No
     assert "Swish" in error_lines(capsys)[2]
 
 
-def test_a_closed_output_is_no_bug() -> None:
+def test_closed_stdout_is_not_reported_as_a_bug() -> None:
     code = (
         "import os, sys; os.close(1); sys.stdout = None; from opgraph.cli import main; sys.exit(main(['ops', 'Swish']))"
     )
@@ -727,7 +721,7 @@ def test_a_closed_output_is_no_bug() -> None:
     assert "this is a bug" not in done.stderr
 
 
-def test_too_large_a_size_is_told_as_such(tmp_path: Path) -> None:
+def test_too_large_size_is_reported(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("graph(x: f32[n,1024]) -> (y)\n  y = Exp(x)\n")
     command = [sys.executable, "-m", "opgraph", "check", "g.txt", "--dim", "n=99999999999999"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -735,7 +729,7 @@ def test_too_large_a_size_is_told_as_such(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ("check text", "check model", "check two", "fuse"))
-def test_what_compares_nothing_does_not_say_that_it_agrees(
+def test_check_of_empty_outputs_is_refused(
     command: str, text_file: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     args = {
@@ -749,7 +743,7 @@ def test_what_compares_nothing_does_not_say_that_it_agrees(
     assert not (tmp_path / "out.onnx").exists()
 
 
-def test_a_model_that_computes_nothing_is_not_timed(text_file: Path) -> None:
+def test_model_with_empty_outputs_is_not_timed(text_file: Path) -> None:
     from opgraph.bench.suites import models
 
     empty = np.zeros((0, 64), np.float32)
@@ -757,9 +751,7 @@ def test_a_model_that_computes_nothing_is_not_timed(text_file: Path) -> None:
         models.of_graph("swiglu", og.parse(text_file.read_text()), {"x": empty, "up": empty})
 
 
-def test_an_empty_output_beside_others_is_said_to_have_no_elements(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_empty_output_beside_others_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "g.txt"
     path.write_text("graph(x: f32[n,4]) -> (y, z)\n  y = Exp(x)\n  z = ReduceSum(x, axes=[0])\n")
     assert run("check", path, "--dim", "n=0") == 0
@@ -767,9 +759,7 @@ def test_an_empty_output_beside_others_is_said_to_have_no_elements(
     assert "no elements" in shown and "agrees with the float64 reference" in shown
 
 
-def test_a_byte_order_mark_before_a_text_or_a_json_file_is_passed_over(
-    text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_byte_order_mark_is_ignored(text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     marked = tmp_path / "marked.txt"
     marked.write_bytes(b"\xef\xbb\xbf" + text_file.read_bytes())
     assert run("show", marked) == 0 and "1 swiglu" in capsys.readouterr().out
@@ -777,12 +767,12 @@ def test_a_byte_order_mark_before_a_text_or_a_json_file_is_passed_over(
     assert run("show", marked) == 1 and "ONNX" not in capsys.readouterr().err
 
 
-def test_a_size_that_numpy_cannot_count_is_no_bug(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_beyond_numpys_range_is_reported(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", text_file, "--dim", "batch=99999999999999999999999") == 1
     assert "larger than any memory" in error_lines(capsys)[0]
 
 
-def test_what_is_no_archive_of_arrays_is_told_without_advice_to_unpickle(
+def test_invalid_inputs_file_error_does_not_suggest_pickle(
     text_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
@@ -792,15 +782,13 @@ def test_what_is_no_archive_of_arrays_is_told_without_advice_to_unpickle(
         assert "no archive of arrays" in what and "pickle" not in what
 
 
-def test_a_library_that_cannot_be_loaded_is_named_and_not_the_model(
-    model: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_library_load_error_names_the_library(model: Path, text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("check", model, model, "--ort-library", text_file) == 1
     lines = error_lines(capsys)
     assert "cannot load the library" in lines[-3] and str(text_file) in lines[-2]
 
 
-def test_a_write_protected_file_stays(
+def test_write_protected_file_is_not_replaced(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "kept.onnx"
@@ -815,7 +803,7 @@ def test_a_write_protected_file_stays(
     assert kept.read_bytes() == b"mine"
 
 
-def test_an_error_of_writing_names_the_file_that_was_asked_for(
+def test_write_error_names_the_requested_file(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*args: object) -> None:

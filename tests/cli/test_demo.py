@@ -48,7 +48,7 @@ def op_types(model: onnx.ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.node)
 
 
-def test_a_model_is_stamped_as_exporters_stamp_it_and_is_the_same_each_time(name: str) -> None:
+def test_demo_models_are_deterministic_with_exporter_versions(name: str) -> None:
     model, again = getattr(samples, name)(), getattr(samples, name)()
     assert (model.ir_version, model.opset_import[0].version) == (10, 20)
     assert model.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
@@ -57,7 +57,7 @@ def test_a_model_is_stamped_as_exporters_stamp_it_and_is_the_same_each_time(name
     assert not {"Swish", "QuickGelu"} & set(op_types(model))
 
 
-def test_efficientnet_has_the_five_op_types_and_gates_that_are_no_swish() -> None:
+def test_efficientnet_has_five_op_types_and_gates_that_are_not_swish() -> None:
     model = samples.efficientnet()
     counts = op_types(model)
     assert set(counts) == {"Conv", "Sigmoid", "Mul", "ReduceMean", "Add"}
@@ -78,7 +78,7 @@ def test_llama_has_symbolic_dimensions_external_weights_and_two_swiglus(tmp_path
     assert {"Pow", "Reciprocal", "Cos", "IsNaN", "Softmax", "Expand"} <= set(op_types(model))
 
 
-def test_llama_looks_at_nothing_that_comes_later(tmp_path: Path) -> None:
+def test_llama_attention_is_causal(tmp_path: Path) -> None:
     from opgraph.cli.onnx_file import OnnxFile
 
     samples.write(samples.llama(), tmp_path / "llama.onnx")
@@ -92,14 +92,14 @@ def test_llama_looks_at_nothing_that_comes_later(tmp_path: Path) -> None:
     assert np.abs(logits).max() > 0.5 and np.isfinite(logits).all()
 
 
-def test_the_pointwise_models_are_one_kernel_each() -> None:
+def test_pointwise_demo_models_are_one_kernel_each() -> None:
     for make in (samples.own_activation, samples.gated_f16):
         (part,) = og.onnx.load(make()).get_partitions()
         assert part.kind == "fused"
 
 
 @pytest.mark.slow
-def test_the_demo_ends_well_and_prints_its_table(
+def test_demo_succeeds_and_prints_its_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo, "TIMING_BUDGET", 0.1)
@@ -112,7 +112,7 @@ def test_the_demo_ends_well_and_prints_its_table(
     assert written >= {f"{name}{end}" for name in MODELS for end in (".onnx", ".fused.onnx")}
 
 
-def test_a_demo_that_disagrees_fails(
+def test_demo_with_wrong_results_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], without_torch: None
 ) -> None:
     monkeypatch.setattr(demo, "TIMING_BUDGET", 0.01)
@@ -142,7 +142,7 @@ def rows(text: str, name: str) -> list[list[float]]:
 
 
 @pytest.mark.slow
-def test_naf1_fused_keeps_no_more_than_checkpoint_and_peaks_below_eager(
+def test_fused_naf1_saves_no_more_than_checkpoint_and_peaks_below_eager(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo_torch.run(tmp_path, torch_compile=False)
@@ -156,7 +156,7 @@ def test_naf1_fused_keeps_no_more_than_checkpoint_and_peaks_below_eager(
 
 
 @pytest.mark.slow
-def test_the_source_of_naf1_is_written_and_can_be_measured(
+def test_naf1_source_is_written_and_can_be_measured(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo_torch.run(tmp_path, torch_compile=False)
@@ -166,7 +166,7 @@ def test_the_source_of_naf1_is_written_and_can_be_measured(
 
 
 @pytest.mark.slow
-def test_torch_compile_takes_part_where_it_is_asked_to(
+def test_torch_compile_is_included_on_request(
     tmp_path: Path, quick: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo_torch.run(tmp_path, torch_compile=True)
@@ -174,7 +174,9 @@ def test_torch_compile_takes_part_where_it_is_asked_to(
     assert len(rows(out, "torch.compile")) == 2 and "--torch-compile" not in out
 
 
-def test_a_fused_naf1_that_disagrees_fails(tmp_path: Path, quick: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_naf1_with_wrong_results_fails(
+    tmp_path: Path, quick: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(model: Any, activation: type) -> Any:
         honest = model.forward
         model.forward = lambda x: honest(x) * 1.0001
@@ -185,7 +187,7 @@ def test_a_fused_naf1_that_disagrees_fails(tmp_path: Path, quick: ModuleType, mo
         demo_torch.run(tmp_path, torch_compile=False)
 
 
-def test_without_torch_one_line_says_so_and_how_to_get_it(
+def test_missing_torch_is_reported_in_one_line(
     tmp_path: Path, without_torch: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     demo_torch.run(tmp_path, torch_compile=False)
@@ -194,7 +196,7 @@ def test_without_torch_one_line_says_so_and_how_to_get_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_torch_that_cannot_be_imported_is_none(
+def test_torch_that_cannot_be_imported_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "opgraph.torch", None)

@@ -28,7 +28,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("module", ["opgraph.ops.minmax", "opgraph.cli.show", "rich.table", "opgraph.partition.fuser"])
-def test_ctrl_c_while_modules_load_is_answered_in_a_word(module: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_prints_stopped(module: str, tmp_path: Path) -> None:
     graph = tmp_path / "g.txt"
     graph.write_text("graph(x: f32[n]) -> (y)\n a = Exp(x)\n y = Tanh(a)\n")
     command = [sys.executable, "-c", INTERRUPTED, module, "show", str(graph)]
@@ -36,7 +36,7 @@ def test_ctrl_c_while_modules_load_is_answered_in_a_word(module: str, tmp_path: 
     assert (done.returncode, done.stderr) == (130, "stopped\n"), done.stderr
 
 
-def test_an_error_that_an_interrupt_was_made_into_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_caused_by_an_interrupt_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
     """Python 3.11 replaces an exception that is raised during a class definition by a RuntimeError."""
     from opgraph.cli.main import _guarded
 
@@ -64,7 +64,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_process_that_is_ended_leaves_no_file_under_a_temporary_name(number: int, tmp_path: Path) -> None:
+def test_terminated_process_leaves_no_temporary_file(number: int, tmp_path: Path) -> None:
     og.onnx.save(og.parse("graph(x: f32[4]) -> (y)\n a = Exp(x)\n y = Tanh(a)"), tmp_path / "in.onnx")
     command = [sys.executable, "-c", ENDED, str(number), "fuse", "in.onnx", "-o", "out.onnx"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
@@ -72,7 +72,7 @@ def test_a_process_that_is_ended_leaves_no_file_under_a_temporary_name(number: i
     assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
 
 
-def test_an_error_without_a_cause_is_a_stop_where_a_signal_came(capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_after_a_signal_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
     """NumPy's C modules print an exception of their import, and raise a new ImportError."""
     from opgraph.cli.main import _guarded
 

@@ -17,7 +17,7 @@ graph(x: f32[batch,256], w: f32[256,512], u: f32[256,512], a: f32[]) -> (y)
 """
 
 
-def test_what_is_kept_leads_from_one_pass_to_the_other() -> None:
+def test_saved_tensors_are_lines_from_forward_to_backward() -> None:
     plan = training_plan(parse(SWIGLU), ["x", "w", "u", "a"])
     picture = joint(plan, {"batch": 128})
     kept = [node for node in picture.nodes if node.role == "kept"]
@@ -32,7 +32,7 @@ def test_what_is_kept_leads_from_one_pass_to_the_other() -> None:
         assert any(abs(line.points[0][1] - top) < 30 for top in tops.values())
 
 
-def test_nothing_of_the_two_graphs_overlaps_or_leaves_the_picture() -> None:
+def test_joint_picture_has_no_overlaps_and_fits() -> None:
     picture = joint(training_plan(parse(SWIGLU), ["x", "w", "u", "a"]), {})
     places = [(n.centre, n.size) for n in picture.nodes if n.role in ("kept", "input", "output")]
     places += [((b.corner[0] + b.size[0] / 2, b.corner[1] + b.size[1] / 2), b.size) for b in picture.boxes]

@@ -78,7 +78,7 @@ def error(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, list[
     return status, [line.partition(": ")[2].strip() if i == 0 else line[9:] for i, line in enumerate(lines[-3:])]
 
 
-def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_classes_functions_and_modules_of_a_file_are_measured(act: str, capsys: pytest.CaptureFixture[str]) -> None:
     mib = 2**20
     data = report(capsys, f"{act}:Swish", "--input", "128,64,32,32")
     assert data["totals"]["kept"] == 2 * 32 * mib  # x and the sigmoid
@@ -94,9 +94,7 @@ def test_a_class_a_function_and_a_module_of_a_file_are_measured(act: str, capsys
     assert data["totals"]["kept"] == 128
 
 
-def test_an_input_larger_than_any_memory_is_counted(
-    act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_input_larger_than_memory_is_measured(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape, pictures = "1000000,1000,1000", (tmp_path / "plot.svg", tmp_path / "graph.svg")
     assert run("memory", f"{act}:Swish", "--input", shape, "--plot", pictures[0], "--graph", pictures[1]) == 0
     assert "Swish, 1000000x1000x1000 f32: 7629394.5 MiB kept" in capsys.readouterr().out
@@ -104,7 +102,7 @@ def test_an_input_larger_than_any_memory_is_counted(
 
 
 @pytest.mark.slow
-def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_activation_is_measured_inside_a_network(act: str, capsys: pytest.CaptureFixture[str]) -> None:
     kept = {}
     for target in (["torch.nn:ReLU"], ["torch.nn:SiLU"], ["torch.nn.functional:silu"], []):
         data = report(capsys, *target, "--model", "resnet18", "--no-fuse")
@@ -117,7 +115,7 @@ def test_an_activation_goes_into_a_network(act: str, capsys: pytest.CaptureFixtu
     assert report(capsys, "--model", "resnet18", "--batch", "2", "--no-fuse")["subject"] == "resnet18, 2x3x32x32 f32"
 
 
-def test_the_choices_are_the_networks_there_are() -> None:
+def test_model_choices_equal_the_zoo() -> None:
     from opgraph.cli.memory import DTYPES
     from opgraph.ir import dtypes
     from opgraph.torch import zoo
@@ -126,7 +124,7 @@ def test_the_choices_are_the_networks_there_are() -> None:
     assert set(DTYPES) == set(dtypes.FLOATS)
 
 
-def test_tables_say_what_is_kept(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_list_saved_tensors(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "kept.svg"
     assert run("memory", f"{act}:Swish", "--input", "128,64,32,32", "--all", "--plot", picture) == 0
     out = capsys.readouterr().out
@@ -136,7 +134,7 @@ def test_tables_say_what_is_kept(act: str, tmp_path: Path, capsys: pytest.Captur
     assert picture.read_text().startswith("<svg")
 
 
-def test_the_graphs_of_both_passes_are_drawn_with_what_is_kept(
+def test_graphs_of_both_passes_are_drawn_with_saved_tensors(
     act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "joint.svg"
@@ -186,7 +184,7 @@ def pills(svg: ElementTree.Element) -> list[tuple[ElementTree.Element, str]]:
         ("ACT:asks --input 2", 1, "asks for one", "--run"),
     ],
 )
-def test_what_cannot_be_measured_is_three_lines(
+def test_unmeasurable_target_gives_a_three_line_error(
     act: str, capsys: pytest.CaptureFixture[str], args: str, status: int, what: str, fix: str
 ) -> None:
     found, (said, _, mend) = error(capsys, *args.replace("ACT", act).split())
@@ -195,14 +193,14 @@ def test_what_cannot_be_measured_is_three_lines(
     assert fix in mend
 
 
-def test_an_error_names_the_line_of_the_file(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_the_line_of_the_file(act: str, capsys: pytest.CaptureFixture[str]) -> None:
     line = ACTIVATIONS.splitlines().index("    return x.reshape(7)") + 1
     _, (_, where, _) = error(capsys, f"{act}:fails", "--input", "2")
     assert where == f"{act}:{line}: return x.reshape(7)"
 
 
 @pytest.mark.parametrize("text", ["def (", "1 / 0", "import sys; sys.exit(3)", "import not_a_module_of_anybody"])
-def test_a_file_that_cannot_be_run_is_three_lines(
+def test_file_that_fails_to_run_gives_a_three_line_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -214,20 +212,20 @@ def test_a_file_that_cannot_be_run_is_three_lines(
     assert where == f"{path}:2"
 
 
-def test_a_function_that_ends_the_process_is_three_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_function_calling_sys_exit_gives_a_three_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ends.py"
     file.write_text("import sys\n\n\ndef act(x):\n    sys.exit(3)\n")
     status, lines = error(capsys, f"{file}:act", "--input", "4")
     assert status == 1 and "raised SystemExit" in lines[0]
 
 
-def test_two_pictures_are_two_files(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_file_for_two_pictures_is_refused(act: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "a.svg"
     status, lines = error(capsys, f"{act}:Swish", "--input", "4", "--plot", place, "--graph", place)
     assert status == 2 and "name one file" in lines[0] and not place.exists()
 
 
-def test_a_file_of_a_package_is_named_by_the_package(
+def test_file_with_relative_import_suggests_the_module_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -238,7 +236,7 @@ def test_a_file_of_a_package_is_named_by_the_package(
     assert "package.module:Name" in mend
 
 
-def test_what_a_class_holds_is_named_by_both(act: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nested_class_is_named_by_its_qualified_name(act: str, capsys: pytest.CaptureFixture[str]) -> None:
     inner, plain = (report(capsys, f"{act}:{name}", "--input", "4,8") for name in ("Outer.Inner", "Swish"))
     assert [k["shape"] for k in inner["kept"]] == [k["shape"] for k in plain["kept"]] != []
 

@@ -25,14 +25,14 @@ def test_spacing_is_the_gap_to_the_next_number(dtype: str) -> None:
     assert np.array_equal(spacing(every[:-1], dtype), np.diff(every))
 
 
-def test_spacing_is_numpys_for_f32_and_f64() -> None:
+def test_spacing_equals_numpys_for_f32_and_f64() -> None:
     bits = np.random.default_rng(0).integers(0, 0x7F800000, 10_000, dtype=np.uint32)
     values = bits.view(np.float32)
     assert np.array_equal(spacing(values.astype(np.float64), "f32"), np.spacing(values).astype(np.float64))
     assert np.array_equal(spacing(np.array([1.0, 1e300, 3e-310]), "f64"), np.spacing([1.0, 1e300, 3e-310]))
 
 
-def test_a_distance_names_the_worst_element() -> None:
+def test_distance_names_the_worst_element() -> None:
     truth = np.array([[1.0, 2.0], [4.0, -1000.0]])
     got = truth.astype(np.float32)
     got[1, 0] = np.nextafter(got[1, 0], np.float32(9))
@@ -48,7 +48,7 @@ def test_a_distance_names_the_worst_element() -> None:
         (np.inf, -np.inf, True), (np.inf, 1.0, True), (1.0, np.nan, True), (0.0, -0.0, False),
     ],
 )  # fmt: skip
-def test_nan_and_infinity_agree_with_themselves_alone(got: float, truth: float, infinite: bool) -> None:
+def test_nan_and_infinity_agree_only_with_themselves(got: float, truth: float, infinite: bool) -> None:
     off = distance(np.array([1.0, got], np.float32), np.array([1.0, truth]), "f32")
     assert (off.ulp == np.inf) == infinite and (off.absolute == np.inf) == infinite
     assert off.is_within(distance(np.ones(2, np.float32), np.ones(2), "f32")) != infinite
@@ -58,7 +58,7 @@ def test_integers_are_compared_in_units() -> None:
     assert distance(np.array([1, 5]), np.array([1, 7]), "s64").ulp == 2
 
 
-def test_integers_that_float64_does_not_tell_apart_differ() -> None:
+def test_integers_equal_in_float64_still_differ() -> None:
     off = distance(np.array([1 << 60, 3]), np.array([(1 << 60) + 1, 3]), "s64")
     assert (off.absolute, off.index, off.values) == (1, (0,), (1 << 60, (1 << 60) + 1))
 
@@ -68,7 +68,7 @@ def test_integers_that_float64_does_not_tell_apart_differ() -> None:
     [([0], [], False), ([0, 1], [3], True), ([0, 1, 2], [3], False), ([], [], True)],
 )
 @pytest.mark.parametrize("dtype", ["boolean", "s64", "s32"])
-def test_what_is_right_or_wrong_is_counted(dtype: str, wrong: list[int], peer: list[int], within: bool) -> None:
+def test_wrong_booleans_and_integers_are_counted(dtype: str, wrong: list[int], peer: list[int], within: bool) -> None:
     """ArgMax, Greater and Floor have no nearly right results. With one unit allowed, every comparison used to pass."""
     truth = np.zeros(8, dtypes.get(dtype).numpy)
     ours, theirs = truth.copy(), truth.copy()
@@ -76,12 +76,12 @@ def test_what_is_right_or_wrong_is_counted(dtype: str, wrong: list[int], peer: l
     assert distance(ours, truth, dtype).is_within(distance(theirs, truth, dtype)) is within
 
 
-def test_a_quantized_value_may_be_one_unit_off() -> None:
+def test_quantized_value_may_be_one_unit_off() -> None:
     off = distance(np.array([3, 4], np.uint8), np.array([3, 5], np.uint8), "u8")
     assert off.is_within(distance(np.array([3, 5], np.uint8), np.array([3, 5], np.uint8), "u8"))
 
 
-def test_an_infinity_of_the_peer_excuses_its_own_element_alone() -> None:
+def test_infinity_of_the_peer_excuses_only_its_own_element() -> None:
     truth = np.array([100.0, 1.0, 2.0])
     peer = distance(np.array([np.inf, 1, 2], np.float32), truth, "f32")
     for values, within in [
@@ -93,7 +93,7 @@ def test_an_infinity_of_the_peer_excuses_its_own_element_alone() -> None:
         assert distance(np.array(values, np.float32), truth, "f32").is_within(peer) is within
 
 
-def test_bits_are_more_than_values() -> None:
+def test_same_bits_distinguishes_signed_zeros() -> None:
     zeros = np.zeros(3, np.float32)
     assert same_bits(zeros, zeros.copy()) and not same_bits(zeros, -zeros)
 
@@ -102,7 +102,7 @@ def test_empty_arrays_agree() -> None:
     assert distance(np.empty((0, 3), np.float32), np.empty((0, 3)), "f32").ulp == 0
 
 
-def test_symbols_get_the_sizes_that_are_given_and_expressions_follow() -> None:
+def test_symbols_get_given_sizes_and_expressions_are_evaluated() -> None:
     ports = [
         Port("a", "f32", ("batch", "seq", 3)),
         Port("b", "s64", ("batch", "seq + 1")),
@@ -125,12 +125,12 @@ def test_a_symbol_may_be_a_keyword_of_python() -> None:
 @pytest.mark.parametrize(
     "dim", ["__import__('os').getpid()", "2 ** 99999999", "batch - 9", "((" * 3000, "seq.real", "1 // 0", "other + 1"]
 )
-def test_a_dimension_is_never_run_as_python(dim: str) -> None:
+def test_dimension_text_is_never_run_as_python(dim: str) -> None:
     with pytest.raises(InvalidArguments, match="has no size"):
         random_feeds([Port("x", "f32", (dim,))], {"batch": 2, "seq": 3})
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_ports_of_unknown_rank_or_dtype_are_refused() -> None:
     for port in (Port("x", "f32", None), Port("x", "undef", (2,))):
         with pytest.raises(InvalidArguments, match="no array can be drawn"):
             random_feeds([port], {})
@@ -146,7 +146,7 @@ def test_arrays_from_a_file_keep_their_bits(tmp_path: Path) -> None:
         assert got.dtype == value.dtype and np.array_equal(got, value)
 
 
-def test_arrays_from_a_file_are_in_the_byte_order_of_the_machine(tmp_path: Path) -> None:
+def test_arrays_from_a_file_get_native_byte_order(tmp_path: Path) -> None:
     """onnxruntime reads the bytes without conversion."""
     value = np.array([1.5, -2], np.float32)
     np.savez(tmp_path / "a.npz", x=value.astype(value.dtype.newbyteorder()))
@@ -154,7 +154,7 @@ def test_arrays_from_a_file_are_in_the_byte_order_of_the_machine(tmp_path: Path)
     assert got.dtype.isnative and np.array_equal(got, value)
 
 
-def test_a_file_of_python_objects_is_refused(tmp_path: Path) -> None:
+def test_file_of_python_objects_is_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([object()]))
     (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 no archive")
     for name in ("a.npz", "b.npz"):
@@ -162,7 +162,7 @@ def test_a_file_of_python_objects_is_refused(tmp_path: Path) -> None:
             read_feeds(str(tmp_path / name), [Port("x", "f32", (1,))])
 
 
-def test_calls_are_timed_in_turn() -> None:
+def test_timed_calls_alternate() -> None:
     from opgraph.cli.onnx_file import timed
 
     order: list[int] = []

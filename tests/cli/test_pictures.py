@@ -30,7 +30,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[float, float]], list[tuple[int, 
 
 @settings(max_examples=150, deadline=None)
 @given(graphs())
-def test_a_layout_points_down_and_nothing_overlaps(
+def test_layered_layout_points_down_without_overlaps(
     graph: tuple[list[tuple[float, float]], list[tuple[int, int]]],
 ) -> None:
     sizes, edges = graph
@@ -68,7 +68,7 @@ def chain(blocks: int, name: str = "x") -> og.Graph:
 
 
 @pytest.mark.parametrize("blocks", [1, 5, 125])
-def test_every_op_is_drawn_inside_its_partition_and_boxes_stand_apart(blocks: int) -> None:
+def test_every_op_is_inside_its_partition_box_without_overlaps(blocks: int) -> None:
     g = chain(blocks)
     partitions = g.get_partitions()
     picture = diagram(g, partitions)
@@ -82,7 +82,7 @@ def test_every_op_is_drawn_inside_its_partition_and_boxes_stand_apart(blocks: in
         assert len(inside) == len(part.ops)
 
 
-def test_ops_side_by_side_stand_apart() -> None:
+def test_parallel_ops_do_not_overlap() -> None:
     g = og.Graph()
     x = g.input("x", shape=(8,))
     h = [g.add_op(kind, x) for kind in ("Sin", "Cos", "Tanh", "Sigmoid", "Exp")]
@@ -103,7 +103,7 @@ def contains(
     )
 
 
-def test_a_large_graph_is_drawn_with_its_partitions_closed() -> None:
+def test_large_graph_is_drawn_with_collapsed_partitions() -> None:
     g = chain(MAX_OPS_OPEN // 4 + 1)
     partitions = g.get_partitions()
     picture = diagram(g, partitions)
@@ -111,7 +111,7 @@ def test_a_large_graph_is_drawn_with_its_partitions_closed() -> None:
 
 
 @pytest.mark.parametrize("suffix", ["svg", "html"])
-def test_names_are_only_text_in_a_picture(tmp_path: Path, suffix: str) -> None:
+def test_names_are_escaped_in_pictures(tmp_path: Path, suffix: str) -> None:
     model, target = tmp_path / "g.txt", tmp_path / f"g.{suffix}"
     model.write_text(str(chain(2, NASTY)))
     assert main(["show", str(model), "--draw", str(target)]) == 0
@@ -126,7 +126,7 @@ def test_names_are_only_text_in_a_picture(tmp_path: Path, suffix: str) -> None:
     assert all(len(element.text or "") < 1500 for element in root.iter(f"{SVG}text"))
 
 
-def test_a_picture_is_the_same_each_time(tmp_path: Path) -> None:
+def test_picture_is_deterministic(tmp_path: Path) -> None:
     model = tmp_path / "g.txt"
     model.write_text(str(chain(6)))
     for target in ("a.svg", "b.svg"):
@@ -134,7 +134,7 @@ def test_a_picture_is_the_same_each_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_another_format_is_refused_and_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_picture_format_is_refused_without_a_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "g.txt"
     model.write_text(str(chain(1)))
     assert main(["show", str(model), "--draw", str(tmp_path / "g.png")]) == 2

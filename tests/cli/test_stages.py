@@ -107,7 +107,7 @@ def test_show_prints_the_loops_that_a_schedule_makes_of_one(
     ]
 
 
-def test_show_of_an_unknown_rank_says_that_a_call_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_of_unknown_rank_defers_the_schedule_to_a_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = show(tmp_path / "model.txt", "graph(x: f32[*]) -> (y)\n  y = Exp(x)", capsys)
     assert lines[-1] == "schedule (cpu): follows from the shapes of a call"
 
@@ -201,7 +201,7 @@ FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_check_names_the_stage_that_is_wrong(
+def test_check_names_the_first_wrong_stage(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_cache: None
 ) -> None:
     plant, text, stage = FAULTS[fault]
@@ -216,7 +216,7 @@ def test_check_names_the_stage_that_is_wrong(
     assert found == [f"first wrong stage: {stage.format(entry=source.entry)}"]
 
 
-def test_check_names_a_partition_whose_ops_are_not_the_graphs(
+def test_check_names_a_partition_whose_ops_differ_from_the_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its kernel computes the partition's ops, so that only the whole graph is wrong."""
@@ -234,7 +234,7 @@ def test_check_names_a_partition_whose_ops_are_not_the_graphs(
     assert "first wrong stage: partition 1: its ops are not the graph's\n" in capsys.readouterr().out
 
 
-def test_check_says_where_each_partition_by_itself_is_right(
+def test_check_reports_errors_between_correct_partitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The whole graph passes on a changed value between its partitions."""
@@ -291,7 +291,7 @@ def arrays(graph: og.Graph) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_stage_before_the_kernel_is_right_where_the_kernel_is(device: str) -> None:
+def test_every_stage_before_the_kernel_is_right(device: str) -> None:
     """For each schedule, and for rows that are reduced along any axes, with reshapes and sums between them."""
     rows = {"cpu": CPU_TABLE, "cuda": CUDA_TABLE}[device]
     for row in rows:
@@ -308,7 +308,7 @@ def test_every_stage_before_the_kernel_is_right_where_the_kernel_is(device: str)
 
 
 @pytest.mark.parametrize("text", [FISSION, FISSION_OF_ROWS], ids=["elements", "rows"])
-def test_what_loop_fission_makes_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_fission_is_named_as_a_stage(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no GPU: the loops after the split run in NumPy."""
     honest = cuda.row_values
 
@@ -329,7 +329,7 @@ def blocks_of(page: Path, section: str) -> list[str]:
     return [block.partition("\n")[2] for block in text.split("```")[1::2]]
 
 
-def test_the_example_in_contributing_prints_what_it_says(
+def test_contributing_example_prints_the_shown_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Except for the names of kernels and the tables before."""

@@ -32,7 +32,7 @@ def cells(text: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("columns", [80, 60, 40, 10])
-def test_no_cell_of_a_check_is_cut(
+def test_check_table_truncates_no_cell(
     columns: int, tmp_path: Path, narrow: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "gate.txt").write_text(GATE)
@@ -46,9 +46,7 @@ def test_no_cell_of_a_check_is_cut(
     assert cells(whole) <= cells(lines(capsys))
 
 
-def test_words_stay_whole_and_a_table_is_no_wider_than_they_need(
-    narrow: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_wraps_only_between_words(narrow: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["swish of a few", "Multiply Sigmoid Reciprocal Add", "f32[batch,seq,128] and f32[batch,4,seq,32] more"]
     row = ["partition 24", "6.45 ulp", *words, "1 + 0 (0.25)"]
     columns = ("where", "off", "~units", "~kinds", "~writes", "~ratio")
@@ -64,9 +62,7 @@ def test_words_stay_whole_and_a_table_is_no_wider_than_they_need(
         assert max(map(len, shown)) <= max(width, least), width
 
 
-def test_a_long_name_folds_and_all_of_it_is_there(
-    narrow: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_long_name_is_folded_completely(narrow: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     narrow.setenv("COLUMNS", "40")
     name = "".join(chr(ord("a") + i % 26) for i in range(200))
     console().print(table("", ("id", "~name", "kind"), [(12345678, name, "library")], right=("id",)))
@@ -77,7 +73,7 @@ def test_a_long_name_folds_and_all_of_it_is_there(
     assert name in re.sub("12345678|library|[^a-z]", "", text.replace("name", "").replace("kind", ""))
 
 
-def test_a_line_after_a_wide_table_is_as_wide_as_the_terminal(
+def test_text_after_a_wide_table_fits_the_terminal(
     narrow: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     narrow.setenv("COLUMNS", "40")
