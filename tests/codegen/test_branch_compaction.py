@@ -70,7 +70,7 @@ def assert_same_bits(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) ->
 @pytest.mark.parametrize("case", ["both", "above", "below"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
-def test_elements_have_the_bits_that_they_have_unpacked(
+def test_compacted_branches_give_the_same_bits(
     dtype: str, case: str, lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not lanes:
@@ -85,7 +85,7 @@ def test_elements_have_the_bits_that_they_have_unpacked(
         assert_same_bits(got, plain(feeds_of(shape, dtype, case)))
 
 
-def test_operands_that_lie_apart(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strided_operands_in_compacted_branches(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     feeds = feeds_of((7, 900), "f32", "both")
     apart = {**feeds, "x": np.repeat(feeds["x"], 3, axis=1)[:, ::3], "c": feeds["c"]}
     turned = {**feeds, "x": np.ascontiguousarray(feeds["x"].T).T}
@@ -99,7 +99,7 @@ def test_operands_that_lie_apart(no_cache: None, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
-def test_gradients_with_sums_for_all_for_rows_and_for_columns(
+def test_compacted_gradients_with_total_row_and_column_sums(
     lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not lanes:
@@ -127,7 +127,7 @@ def test_gradients_with_sums_for_all_for_rows_and_for_columns(
             assert all(np.array_equal(again[name], got[name]) for name in got)
 
 
-def test_sums_are_those_of_one_by_one(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_sums_equal_scalar_sums(no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     backward = og.gradient(og.parse(COSTLY.replace("DTYPE", "f32")), wrt=("x", "a", "c"))
     rng = np.random.default_rng(1)
     feeds = {
@@ -141,9 +141,7 @@ def test_sums_are_those_of_one_by_one(no_cache: None, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "one-by-one"])
-def test_nothing_is_added_for_lanes_behind_the_last_element(
-    lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lanes_past_the_last_element_add_nothing(lanes: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # 0 has no finite addend here: the gradient with respect to a takes the logarithm of x.
     if not lanes:
         without_lanes(monkeypatch)
@@ -164,7 +162,7 @@ def test_nothing_is_added_for_lanes_behind_the_last_element(
 
 
 @pytest.mark.parametrize("kind", ["GreaterEqual", "Equal", "Less", "LessOrEqual", "NotEqual"])
-def test_what_the_condition_tells_of_another_comparison(
+def test_branch_condition_simplifies_other_comparisons(
     kind: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the side where it holds; where it fails, a value may be NaN."""
@@ -213,7 +211,7 @@ def test_what_the_condition_tells_of_another_comparison(
         "%0 = Pow(x, 0.3)\n %1 = Exp(x)\n %2 = Select(up, %0, %1)\n %3 = Add(%0, %1)\n y = Multiply(%2, %3)",
     ],
 )
-def test_what_saves_too_little_stays_as_it_is(text: str) -> None:
+def test_branches_that_save_little_are_not_compacted(text: str) -> None:
     graph = og.parse(f"graph(x: f32[n]) -> (y)\n up = Greater(x, 0.0)\n {text}")
     assert not has_branches(og.compile(graph))
 
@@ -236,7 +234,7 @@ EXPONENTS = [0.0, 2.0**-8, 0.0039, 0.1, 1.0, -2.5, 7.3, 1e5, 2.0**20, 3e6, 1e30,
 
 @pytest.mark.parametrize("b", EXPONENTS)
 @pytest.mark.parametrize("slope", [True, False], ids=["power-and-slope", "power"])
-def test_strips_near_the_ends_of_f32_and_far_from_them_have_the_same_bits(
+def test_strips_near_f32_limits_have_the_same_bits(
     b: float, slope: bool, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The values of a strip have similar sizes, so that each end is reached in some strips only."""

@@ -40,18 +40,18 @@ def lowered(text: str = TEXT, **options: str):
     return lower(partition, **options)
 
 
-def test_a_loop_prints_and_parses_back() -> None:
+def test_loop_prints_and_parses_back() -> None:
     for rounding in ("store", "each"):
         loop = lowered(rounding=rounding).loop
         assert parse_loop(str(loop)) == loop
 
 
-def test_a_loop_that_cannot_be_read_is_an_error() -> None:
+def test_unreadable_loop_is_refused() -> None:
     with pytest.raises(og.errors.ModelError):
         parse_loop("loop(parallel *)\n  x0 = load")
 
 
-def test_the_loop_in_numpy_and_the_kernel_agree() -> None:
+def test_loop_in_numpy_and_kernel_agree() -> None:
     g = og.parse(TEXT)
     low = lowered()
     rng = np.random.default_rng(0)
@@ -68,7 +68,7 @@ def test_the_loop_in_numpy_and_the_kernel_agree() -> None:
         np.testing.assert_allclose(by_kernel[port.name].astype(np.float64), looped.astype(np.float64), rtol=1e-2)
 
 
-def test_what_nothing_uses_is_left_out() -> None:
+def test_unused_statements_are_removed() -> None:
     loop = lowered("graph(x: f32[4]) -> (y)\n  %1 = Sigmoid(x)\n  %0 = Exp(%1)\n  y = Multiply(x, %1)").loop
     assert [s.kind for s in loop.statements] == ["Swish"]
 
@@ -92,7 +92,7 @@ import hashlib; print(hashlib.sha256("".join(sorted(f.kernels.values())).encode(
     assert runs[0].stdout == runs[1].stdout
 
 
-def test_names_and_ids_do_not_reach_the_text() -> None:
+def test_names_and_ids_do_not_reach_kernel_source() -> None:
     renamed = (
         TEXT.replace("(x:", '("*/ evil \\n #define":')
         .replace("(x, s)", '("*/ evil \\n #define", s)')
@@ -149,7 +149,7 @@ def test_integer_literals_reach_the_ends_of_their_range() -> None:
     "dtype,a,b",
     [("s32", 10, -2), ("s64", 2**53 + 1, 2**53), ("u8", 3, 3), ("s8", -1, 1), ("f32", 0.5, 0.25), ("f16", -0.0, 0.0)],
 )
-def test_numbers_are_compared_as_what_they_are(kind: str, dtype: str, a: float, b: float) -> None:
+def test_constants_are_compared_in_their_dtype(kind: str, dtype: str, a: float, b: float) -> None:
     graph = og.parse(f"""graph(x: {dtype}[3]) -> (y)
       const a: {dtype}[] = {a}
       const b: {dtype}[] = {b}

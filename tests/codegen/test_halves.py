@@ -43,7 +43,7 @@ def same(a: np.ndarray, b: np.ndarray) -> None:
     np.testing.assert_array_equal(a.view(bits)[~nan], np.ascontiguousarray(b).view(bits)[~nan])
 
 
-def test_every_value_comes_through_a_strip_as_one_by_one(run: og.Executable) -> None:
+def test_strip_conversion_equals_single_conversion_for_every_value(run: og.Executable) -> None:
     w = np.linspace(-2, 2, len(EVERY), dtype=np.float32)
     strips, singly = run(x=EVERY, w=w), run(x=spread(EVERY), w=spread(w))
     for name in strips:
@@ -51,7 +51,7 @@ def test_every_value_comes_through_a_strip_as_one_by_one(run: og.Executable) -> 
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 255, 256, 257, 519])
-def test_strips_of_any_length_end_where_they_should(run: og.Executable, n: int) -> None:
+def test_strips_of_any_length_write_only_their_elements(run: og.Executable, n: int) -> None:
     x, w = EVERY[3000 : 3000 + n], np.full(n, 1.5, np.float32)
     room = np.full(n + 2, np.float16(7))
     whole = run(x=x, w=w)
@@ -60,7 +60,7 @@ def test_strips_of_any_length_end_where_they_should(run: og.Executable, n: int) 
     assert room[0] == room[-1] == 7
 
 
-def test_in_place_reads_before_it_writes() -> None:
+def test_in_place_f16_kernel_reads_before_it_writes() -> None:
     g = og.Graph()
     x = g.input("x", "f16", (None,))
     g.add_op("Sigmoid", g.add_op("Square", x), name="y")
@@ -70,7 +70,7 @@ def test_in_place_reads_before_it_writes() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 4, 70), (5, 4, 3, 3)], ids=["rows", "short rows"])
-def test_sums_and_short_rows_are_the_same_by_strips(shape: tuple[int, ...]) -> None:
+def test_sums_and_short_rows_by_strips_have_the_same_bits(shape: tuple[int, ...]) -> None:
     g = og.Graph()
     x, a = g.input("x", "f16", (None,) * len(shape)), g.input("a", "f16", (4, *[1] * (len(shape) - 2)))
     g.add_op("Multiply", x, g.add_op("Sigmoid", g.add_op("Multiply", a, x)), name="y")
@@ -85,6 +85,6 @@ def test_sums_and_short_rows_are_the_same_by_strips(shape: tuple[int, ...]) -> N
         same(strips[name], singly[name])
 
 
-def test_strips_are_what_runs() -> None:
+def test_kernel_source_converts_by_strips() -> None:
     (source,) = og.compile(graph()).kernels.values()
     assert "og::widen(room[0], x0 + first, n)" in source and "og::narrow(y0 + first, room[1], n)" in source

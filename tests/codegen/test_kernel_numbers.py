@@ -33,7 +33,7 @@ SHARED = (
 
 
 @pytest.mark.parametrize("ending,name,number", SHARED, ids=[name for _, name, _ in SHARED])
-def test_a_number_is_the_same_in_python_and_in_the_kernels(ending: str, name: str, number: int) -> None:
+def test_shared_constants_are_equal_in_python_and_kernels(ending: str, name: str, number: int) -> None:
     defined = re.compile(rf"^ *enum {{(?:[^}}]*,)? {name} = ([\d *]+)", re.MULTILINE)
     found = [d for path in sorted(kernel_folder().rglob(f"*{ending}")) for d in defined.findall(path.read_text())]
     assert len(found) == 1, f"{name} is defined {len(found)} times in kernels/*{ending}"

@@ -46,7 +46,9 @@ MIXED = """graph(x: f32[n,m], h: f16[n,m], b: bf16[n,m], c: f32[n,1], a: f32[]) 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy warns of the special values among the arguments
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.label} {case.dtype}")
-def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_kernels_give_the_bits_of_scalar_ones(
+    case: Case, no_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feeds = case.feeds([column[::11] for column in columns_of(case)])
     lanes = og.compile(case.graph())
     assert "by_lanes" in functor(lanes)
@@ -67,7 +69,7 @@ def test_bits_are_those_of_one_at_a_time(case: Case, no_cache: None, monkeypatch
         ("reduced::swish", "SwishBackward(x, d)", "f16"),
     ],
 )
-def test_a_function_beside_its_slope_is_as_near_to_the_truth(
+def test_function_computed_with_its_slope_is_as_accurate(
     function: str, slope: str, dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = function.removeprefix("reduced::").title()
@@ -86,7 +88,7 @@ def test_a_function_beside_its_slope_is_as_near_to_the_truth(
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 15), (1, 16), (3, 17), (7, 40), (5, 1000)])
 @pytest.mark.parametrize("step", [1, 3])
-def test_storage_tails_and_strides(
+def test_vector_kernels_handle_16_bit_storage_tails_and_strides(
     shape: tuple[int, int], step: int, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(shape[1])
@@ -102,19 +104,19 @@ def test_storage_tails_and_strides(
         same(np.asarray(got[name]), np.asarray(want[name]))
 
 
-def test_a_power_of_what_is_surely_positive_needs_no_sign() -> None:
+def test_power_of_a_positive_base_omits_the_sign() -> None:
     f = og.compile(og.parse(MIXED))
     assert "og::positive::pow(" in functor(f) and "og::positive::log(" in functor(f)
     plain = og.compile(og.parse("graph(x: f32[n], a: f32[]) -> (y)\n y = Pow(x, a)"))
     assert "og::positive" not in functor(plain)
 
 
-def test_a_kernel_with_other_types_goes_one_by_one() -> None:
+def test_kernel_with_other_dtypes_is_scalar() -> None:
     f = og.compile(og.parse("graph(x: f32[n], k: s64[n]) -> (y)\n %0: f32[n] = TypeCast(k)\n y = Add(x, %0)"))
     assert "by_lanes = true" not in functor(f)
 
 
-def test_what_has_no_form_for_lanes_is_compiled_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_without_a_vector_form_is_compiled_scalar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "find", lambda name: None)  # an earlier run may have cached it on the disk
     monkeypatch.setattr(cpu_compiler, "without_lanes", [])
     ((entry, code),) = og.compile(og.parse("graph(x: f32[n]) -> (y)\n y = Softsign(x)")).kernels.items()

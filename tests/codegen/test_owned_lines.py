@@ -66,12 +66,14 @@ def results(monkeypatch: pytest.MonkeyPatch, text: str, dims: dict[str, int], ap
 @pytest.mark.parametrize("n", [31, SMALL, LARGE])
 @pytest.mark.parametrize("text", [FLAT, BRANCHES, SUMS], ids=["flat", "branches", "sums"])
 @pytest.mark.usefixtures("no_cache")
-def test_the_same_bits_at_every_alignment(monkeypatch: pytest.MonkeyPatch, text: str, n: int, apart: int) -> None:
+def test_prefetched_stores_give_the_same_bits_at_every_alignment(
+    monkeypatch: pytest.MonkeyPatch, text: str, n: int, apart: int
+) -> None:
     plain, owned = (results(monkeypatch, text, {"n": n}, apart, owns) for owns in (False, True))
     assert plain == owned
 
 
-def test_a_kernel_of_two_branches_is_among_them() -> None:
+def test_cases_include_a_kernel_of_two_branches() -> None:
     f = og.compile(og.parse(BRANCHES), device="cpu")
     f(x=np.ones(8, np.float32), a=np.float32(1))
     assert "branch_inputs" in next(iter(f.kernels.values())).partition("struct Fused")[2]
@@ -79,7 +81,7 @@ def test_a_kernel_of_two_branches_is_among_them() -> None:
 
 @pytest.mark.parametrize("n", [SMALL, 3 * LARGE])
 @pytest.mark.usefixtures("no_cache")
-def test_the_same_16_bits_and_truth_values(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+def test_prefetched_stores_of_16_bit_and_boolean_results(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     plain, owned = (results(monkeypatch, SIXTEEN, {"n": n}, 16, owns) for owns in (False, True))
     assert plain == owned
 
@@ -88,13 +90,15 @@ def test_the_same_16_bits_and_truth_values(monkeypatch: pytest.MonkeyPatch, n: i
 @pytest.mark.parametrize(("m", "k"), [(3, 1000), (4200, 1000), (4200, 1024), (500, 9001)])
 @pytest.mark.parametrize("text", [ROWS, SOFTMAX], ids=["norm", "softmax"])
 @pytest.mark.usefixtures("no_cache")
-def test_the_same_rows(monkeypatch: pytest.MonkeyPatch, text: str, m: int, k: int, apart: int) -> None:
+def test_prefetched_stores_give_the_same_rows(
+    monkeypatch: pytest.MonkeyPatch, text: str, m: int, k: int, apart: int
+) -> None:
     plain, owned = (results(monkeypatch, text, {"m": m, "k": k}, apart, owns) for owns in (False, True))
     assert plain == owned
 
 
 @pytest.mark.usefixtures("no_cache")
-def test_a_result_in_place_of_its_operand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_stores_work_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(0).standard_normal(LARGE, dtype=np.float32)
     monkeypatch.setattr(processor, "owns_lines", lambda: True)
     f = og.compile(og.parse(FLAT), device="cpu", donate=("x",))
@@ -104,7 +108,7 @@ def test_a_result_in_place_of_its_operand(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(own, want)
 
 
-def test_kernels_are_told_by_the_vendor() -> None:
+def test_prefetched_stores_are_enabled_only_on_intel() -> None:
     compiler = cpu_compiler.find_compiler()
     assert compiler is not None
     with open("/proc/cpuinfo") as file:

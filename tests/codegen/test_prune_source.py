@@ -118,7 +118,9 @@ def machine_code(text: str, command: list[str], folder: Path) -> bytes:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_cache")
-def test_the_machine_code_is_that_of_the_whole_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruned_source_compiles_to_the_same_machine_code(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler = cpu_compiler.find_compiler()
     if compiler is None or not compiler.is_gcc:
         pytest.skip("no GCC")
@@ -133,12 +135,12 @@ def test_the_machine_code_is_that_of_the_whole_text(name: str, tmp_path: Path, m
         assert machine_code(source.code, command, tmp_path) == machine_code(whole, command, tmp_path)
 
 
-def test_all_skeletons_of_the_cpu_are_among_them() -> None:
+def test_cases_include_every_cpu_skeleton() -> None:
     assert {skeleton for _, _, skeleton in CASES.values()} == {s for s in SKELETONS if s.endswith(".h")}
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS)
-def test_a_part_is_a_whole_declaration(skeleton: str) -> None:
+def test_pruned_parts_are_whole_declarations(skeleton: str) -> None:
     frames: list[str] = []
     for part in prune_source._parts(skeleton):
         if part.frame > 0:

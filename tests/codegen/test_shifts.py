@@ -45,7 +45,7 @@ FAR = [(131073.0, 1.0), (-1e6, 2.5), (3e38, -3e38)]
 
 
 @pytest.mark.parametrize(("a", "c"), [*NEAR, *FAR])
-def test_each_is_within_the_limit_of_the_truth(a: float, c: float, no_cache: None) -> None:
+def test_shifted_exponentials_are_within_2_ulp(a: float, c: float, no_cache: None) -> None:
     """If the number is too large, the truth is that of the rounded x - c: rounding before the exponential counts."""
     rng = np.random.default_rng(0)
     a, c = np.float32(a), np.float32(c)
@@ -66,7 +66,7 @@ def test_each_is_within_the_limit_of_the_truth(a: float, c: float, no_cache: Non
 
 
 @pytest.mark.parametrize(("a", "c"), [*NEAR, *FAR, (np.inf, 1.0), (np.nan, 0.0), (-np.inf, np.inf)])
-def test_lanes_and_one_by_one_have_the_same_bits(
+def test_shifted_exponentials_have_equal_vector_and_scalar_bits(
     a: float, c: float, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(1)
@@ -85,7 +85,7 @@ def test_lanes_and_one_by_one_have_the_same_bits(
         assert np.isnan(got[1][np.isnan(x)]).all() and (got[1][np.isneginf(x)] == 0).all()
 
 
-def test_one_exponential_alone_has_nothing_to_share() -> None:
+def test_single_exponential_is_not_shared() -> None:
     text = THREE.replace("LIMIT", "0.0").replace("Exp(%6)", "Tanh(%6)").replace("Exp(x)", "Tanh(x)")
     assert not any(
         "shifted_exp(og::exponential_of(" in k.split("struct Fused {")[1]

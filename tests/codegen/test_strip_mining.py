@@ -53,28 +53,28 @@ def functor(g: og.Graph) -> str:
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("f32", MAX_COST), ("bf16", MAX_COST), ("f64", WIDE_COST)])
-def test_a_kernel_goes_by_strips_from_the_cost_on_that_one_loop_may_have(dtype: str, most: int) -> None:
+def test_costly_kernel_is_strip_mined(dtype: str, most: int) -> None:
     for count in (45, 60, 75, 90, 105):
         g = large(count, inputs=8, outputs=1, dtype=dtype)
         (part,) = g.get_partitions()
         assert ("strip_length" in functor(g)) == (sum(cost_of(op) for op in part.ops) > most)
 
 
-def test_a_kernel_of_cheap_statements_stays_one_loop() -> None:
+def test_kernel_of_cheap_statements_stays_one_loop() -> None:
     g = large(2 * MAX_COST, kinds=("Add", "Maximum"))
     loop, _ = bound(g)
     assert len(loop.statements) > MAX_COST and STATEMENT_COST > 1
     assert "strip_length" not in functor(g)
 
 
-def test_statements_that_are_alike_share_a_function() -> None:
+def test_equal_statements_share_a_function() -> None:
     text = functor(large(300))
     assert text.count("::over(s, ") == 300
     assert text.count("struct Op") == 8
     assert all(text.count(f"og::{name}(") == 1 for name in ("tanh", "sigmoid", "gelu_erf", "softplus"))
 
 
-def test_numbers_do_not_tell_cheap_statements_apart() -> None:
+def test_statements_differing_only_in_constants_share_a_function() -> None:
     g = og.Graph()
     value = g.input("x", shape=(None,))
     for i in range(50):
@@ -83,7 +83,7 @@ def test_numbers_do_not_tell_cheap_statements_apart() -> None:
     assert text.count("struct Op") == 4  # Multiply, GELU, Clamp with the following Multiply, the last Clamp
 
 
-def test_cheap_statements_that_often_come_together_are_one_function() -> None:
+def test_frequent_sequences_of_cheap_statements_are_one_function() -> None:
     g = og.Graph()
     x, r = g.input("x", shape=("n",)), g.input("r", shape=("n",))
     for _ in range(30):
@@ -111,7 +111,7 @@ def test_strips_give_the_bits_of_one_loop(
         assert all(agree(strips[name], loop[name]) for name in loop)
 
 
-def test_a_result_may_lie_where_an_operand_was(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
+def test_strip_mined_result_may_overwrite_an_operand(monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
     """The last statement reads the operand as well."""
     by_strips(monkeypatch, True)
     g = og.parse("graph(x: f32[n]) -> (y, z)\n  y = Tanh(x)\n  %0 = Sigmoid(y)\n  z = Multiply(%0, x)").finalize()
@@ -122,7 +122,7 @@ def test_a_result_may_lie_where_an_operand_was(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_sums_may_end_a_large_kernel(axis: int, monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
+def test_strip_mined_kernel_may_end_in_sums(axis: int, monkeypatch: pytest.MonkeyPatch, no_cache: None) -> None:
     like = "[1,m]" if axis == 0 else "[n,1]"
     text = f"graph(x: f32[n,m], w: f32{like}) -> (y, s)\n  y = Tanh(x)\n  %0 = Multiply(y, w)\n  s = SumTo(%0, w)"
     results = []
@@ -132,7 +132,7 @@ def test_sums_may_end_a_large_kernel(axis: int, monkeypatch: pytest.MonkeyPatch,
     assert all(agree(results[1][name], results[0][name]) for name in results[0])
 
 
-def test_a_large_graph_and_its_gradient_compute_what_they_say() -> None:
+def test_large_graph_and_its_gradient_agree_with_the_reference() -> None:
     g = large(150, inputs=12, outputs=3)
     back = og.gradient(g, wrt=("x0", "x1"))
     for graph in (g, back):
@@ -146,7 +146,7 @@ def test_a_large_graph_and_its_gradient_compute_what_they_say() -> None:
 # -- CUDA -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_large_cuda_kernel_does_an_element_per_thread_and_shares_functions() -> None:
+def test_large_cuda_kernel_is_scalar_and_shares_functions() -> None:
     loop, layout = bound(large(300))
     schedule = pointwise(loop, layout)
     assert schedule.name == POINTWISE_SCALAR and (schedule.vector, schedule.unroll) == (1, 1)
@@ -160,7 +160,7 @@ def test_a_large_cuda_kernel_does_an_element_per_thread_and_shares_functions() -
 
 
 @pytest.mark.parametrize("shape", [(5, 67), (0, 67)], ids=str)
-def test_a_large_cuda_kernel_gives_what_the_loop_gives(cupy: FakeCupy, shape: tuple[int, int]) -> None:
+def test_large_cuda_kernel_equals_the_cpu_kernel(cupy: FakeCupy, shape: tuple[int, int]) -> None:
     g = og.Graph()
     x, c = g.input("x", "f64", (None, None)), g.input("c", "f64", (None, 1))
     for k in range(60):

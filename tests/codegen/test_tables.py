@@ -48,7 +48,7 @@ def tabled(kind: str) -> Case:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("flag", ["-DOG_NO_TABLES", "-mno-avx512f"], ids=["a GPU's", "without AVX-512"])
 @pytest.mark.parametrize("kind", EDGES)
-def test_a_form_without_a_table_is_as_near_to_the_truth(
+def test_function_without_its_table_is_as_accurate(
     kind: str, flag: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = tabled(kind)
@@ -66,7 +66,7 @@ def test_a_form_without_a_table_is_as_near_to_the_truth(
 @needs_compiler
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_16_bits_without_avx_512_are_as_near_to_the_truth(
+def test_16_bit_functions_without_avx_512_are_as_accurate(
     dtype: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, "-mno-avx512f"))
@@ -80,7 +80,7 @@ def test_16_bits_without_avx_512_are_as_near_to_the_truth(
 
 @needs_compiler
 @pytest.mark.parametrize("kind", EDGES)
-def test_where_intervals_meet_is_as_near_to_the_truth(kind: str) -> None:
+def test_table_function_is_accurate_where_intervals_meet(kind: str) -> None:
     edges = EDGES[kind].astype(np.float32)
     edges = edges[edges > 0]
     near = (edges.view(np.int32)[:, None] + np.arange(-400, 401)).ravel().view(np.float32)
@@ -89,7 +89,7 @@ def test_where_intervals_meet_is_as_near_to_the_truth(kind: str) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("kind", FARTHEST)
-def test_a_form_without_a_table_is_within_the_bound_where_it_is_farthest_from_the_truth(
+def test_function_without_its_table_is_accurate_at_its_worst_points(
     kind: str, no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_compiler, "FLAGS", (*cpu_compiler.FLAGS, "-DOG_NO_TABLES"))
@@ -111,7 +111,7 @@ def number(text: str) -> float:
     return float.fromhex(text) if "x" in text else float(text)
 
 
-def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
+def test_table_points_lie_in_the_intervals_of_their_indices() -> None:
     """An index consists of five bits of a float, see interval_of in kernels/math/tables.h."""
     text = (kernel_folder() / "math/tables.h").read_text(encoding="utf-8")
     found = re.findall(r"static const float (\w+)\[(\d+)\]\[32\] = \{(.*?)\n\};", text, re.DOTALL)
@@ -135,7 +135,7 @@ def test_a_table_has_its_points_in_the_intervals_of_their_indices() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("flags", [(), ("-DOG_NO_TABLES",)], ids=["by table", "without one, as on a GPU"])
-def test_powers_up_to_the_ends_of_f32_are_as_near_to_the_truth(
+def test_powers_up_to_f32_limits_are_accurate(
     flags: tuple[str, ...], no_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power is e^p, |p| up to 88, and has |p| times the error of the logarithm. It is checked where intervals meet,
@@ -155,7 +155,7 @@ def test_powers_up_to_the_ends_of_f32_are_as_near_to_the_truth(
     assert ulp.max() <= 3, (x[ulp.argmax()], a[ulp.argmax()], ulp.max())
 
 
-def test_logarithms_have_the_reciprocals_of_their_indices() -> None:
+def test_logarithm_table_has_the_reciprocals_of_its_intervals() -> None:
     text = (kernel_folder() / "math/power.h").read_text(encoding="utf-8")
     (body,) = re.findall(r"static const float logarithms\[3\]\[intervals\] = \{(.*?)\n?\};", text, re.DOTALL)
     c, high, low = (
@@ -193,11 +193,11 @@ def emitted(text: str) -> list[str]:
     ],
     ids=["Swish", "HardSwish", "Mish", "f32", "f32 is stored", "before a jump", "spelled", "no form of its own"],
 )
-def test_what_is_stored_in_16_bits_is_computed_with_reduced_precision(text: str, functions: list[str]) -> None:
+def test_results_stored_in_16_bits_use_reduced_functions(text: str, functions: list[str]) -> None:
     assert emitted(text) == functions
 
 
-def test_every_reduced_function_is_one_of_an_op() -> None:
+def test_every_reduced_function_belongs_to_an_op() -> None:
     kinds = {"hard_swish": "HardSwish(x)", "mish": "Mish(x)", "swish": "Swish(x)"}
     kinds |= {"gelu_erf_backward": "GELUBackward(x, x)", "mish_backward": "MishBackward(x, x)"}
     kinds |= {"gelu_tanh": 'GELU(x, mode="gelu_tanh")', "swish_backward": "SwishBackward(x, x)"}

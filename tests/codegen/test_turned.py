@@ -45,7 +45,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f64", "s32", "u8"])
-def test_the_layout_of_an_operand_does_not_change_results(dtype: str) -> None:
+def test_transposed_operand_does_not_change_results(dtype: str) -> None:
     for shape in SHAPES:
         f = compiled(dtype, len(shape))
         x, r = turned(shape, dtype), filled(shape, dtype, 1)
@@ -54,7 +54,7 @@ def test_the_layout_of_an_operand_does_not_change_results(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_several_turned_operands_and_a_turned_result(shape: tuple[int, ...]) -> None:
+def test_several_transposed_operands_and_a_transposed_result(shape: tuple[int, ...]) -> None:
     f = compiled("f32", len(shape))
     x, r, out = turned(shape, "f32"), turned(shape, "f32", 1), turned(shape, "f32", 2)
     want = bits(f(x=np.ascontiguousarray(x), r=np.ascontiguousarray(r)))
@@ -68,7 +68,7 @@ def test_several_turned_operands_and_a_turned_result(shape: tuple[int, ...]) -> 
     np.testing.assert_array_equal(bits(f(x=up, r=r)), want)
 
 
-def test_a_kernel_knows_how_large_elements_are_that_lie_apart() -> None:
+def test_kernel_knows_element_sizes_of_strided_operands() -> None:
     (partition,) = og.parse(MIXED).get_partitions()
     loop = lower(partition).loop
     assert [x.dtype for x in loop.loads] == ["f16", "s32", "f32"]
