@@ -75,20 +75,20 @@ def found(path: str) -> Any:
     return value
 
 
-def test_the_public_names() -> None:
+def test_public_names_are_the_listed_ones() -> None:
     assert og.__all__ == NAMES
     assert set(NAMES) < set(dir(og)) and "onnx" in dir(og)
 
 
 @pytest.mark.parametrize("path", SIGNATURES)
-def test_signatures(path: str) -> None:
+def test_public_signatures_are_the_listed_ones(path: str) -> None:
     signature = inspect.signature(found(path))
     parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name != "self"]
     assert str(inspect.Signature(parameters)) == SIGNATURES[path]
 
 
 @pytest.mark.parametrize("cls", PROPERTIES)
-def test_properties(cls: str) -> None:
+def test_public_properties_are_the_listed_ones(cls: str) -> None:
     names = [n for n, v in inspect.getmembers(getattr(og, cls)) if isinstance(v, property) and not n.startswith("_")]
     assert sorted(names) == PROPERTIES[cls]
 
@@ -102,7 +102,7 @@ def test_everything_public_is_documented_and_typed(path: str) -> None:
     assert all(p.annotation is not p.empty for p in hints), path
 
 
-def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     assert not hasattr(og, "no_such_name")
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = og.no_such_name
@@ -112,12 +112,12 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_star_import_brings_the_public_names_and_needs_no_extra() -> None:
+def test_star_import_gives_public_names_without_extras() -> None:
     code = "from opgraph import *; import sys; print(Graph().finalize(), compile.__module__, 'onnx' in sys.modules)"
     assert run(code) == "graph() -> () opgraph.runtime.compile_graph False"
 
 
-def test_importing_loads_nothing_and_the_first_use_what_it_needs() -> None:
+def test_import_loads_no_module_and_first_use_only_what_it_needs() -> None:
     """This keeps the import short for code that builds, reads or prints graphs, and the command line obeys Ctrl-C."""
     code = "import sys, opgraph; print([m.removeprefix('opgraph.') for m in sys.modules if m.startswith('opgraph.')])"
     assert run(code).strip() == "[]"
@@ -132,7 +132,7 @@ def test_importing_loads_nothing_and_the_first_use_what_it_needs() -> None:
         assert f"'{rare}'" not in used
 
 
-def test_the_example_of_the_package_runs() -> None:
+def test_package_docstring_example_runs() -> None:
     assert og.__doc__ is not None
     code = "import numpy as np\narray = np.zeros((2, 4096), np.float32)\n" + og.__doc__.split("\n\n", 1)[1]
     run(code)

@@ -28,13 +28,13 @@ BUILT_INS: dict[str, type[Exception]] = {
 }
 
 
-def test_there_is_one_class_for_each_status() -> None:
+def test_each_status_has_one_error_class() -> None:
     assert [c.__name__ for c in CLASSES] == list(BUILT_INS)
     assert og.errors is errors
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_an_error_is_three_lines_and_the_built_in_that_fits(cls: type[OpGraphError]) -> None:
+def test_error_has_three_lines_and_subclasses_a_builtin(cls: type[OpGraphError]) -> None:
     error = cls("what is wrong", where="the place", fix="the way out")
     assert str(error) == "what is wrong\n  where: the place\n  fix:   the way out"
     assert (error.what, error.where, error.fix) == ("what is wrong", "the place", "the way out")
@@ -155,12 +155,12 @@ def test_the_message_names_what_where_and_fix(
     assert lines[2].startswith("  fix:   ") and fix in lines[2]
 
 
-def test_the_kinds_named_as_near_exist() -> None:
+def test_suggested_kinds_exist() -> None:
     with pytest.raises(errors.InvalidGraphOp, match="did you mean ReLU"):
         with_x(lambda g, x: g.add_op("Relu", x))()
 
 
-def test_names_from_a_file_break_no_line_and_drive_no_terminal() -> None:
+def test_control_characters_in_errors_are_escaped() -> None:
     error = og.errors.ModelError("a\x1b[2Jb\nc", where='node "\u2028\x85\u202e\ud800"', fix="ü stays")
     assert str(error).splitlines() == [
         r"a\x1b[2Jb\nc", r'  where: node "\u2028\x85\u202e\ud800"', "  fix:   ü stays",

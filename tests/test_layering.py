@@ -58,7 +58,7 @@ def imports(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_module_imports_its_own_or_an_earlier_stage(path: Path) -> None:
+def test_module_imports_only_its_own_or_an_earlier_stage(path: Path) -> None:
     relative = path.relative_to(PACKAGE)
     own = ORDER.index(relative.parts[0].removesuffix(".py"))
     for function, module in imports(path):
@@ -68,7 +68,7 @@ def test_a_module_imports_its_own_or_an_earlier_stage(path: Path) -> None:
         assert ORDER.index(stage) <= own, f"{relative} imports {module}"
 
 
-def test_import_needs_numpy_and_ml_dtypes_alone() -> None:
+def test_import_needs_only_numpy_and_ml_dtypes() -> None:
     heavy = ("torch", "onnx", "onnx_ir", "onnxruntime", "cupy", "scipy", "rich", "sympy")
     code = f"import sys, opgraph; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -104,7 +104,7 @@ def torch_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_private_parts_of_torch_stand_in_one_file_of_each_side(path: Path) -> None:
+def test_private_torch_names_are_used_only_in_torch_internals(path: Path) -> None:
     """Names of ATen ops may begin with an underscore, and jiterator has no other entry."""
     if str(path.relative_to(PACKAGE)) in TORCH_INTERNALS:
         return

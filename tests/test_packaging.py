@@ -64,7 +64,7 @@ def probe(python: Path, cwd: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_the_package_and_the_kernel_sources_and_nothing_else(wheel: Path) -> None:
+def test_wheel_contains_only_the_package_and_kernel_sources(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = next(archive.read(n).decode() for n in names if n.endswith("METADATA"))
@@ -107,7 +107,7 @@ def test_an_editable_install_runs_from_the_checkout(wheel: Path, tmp_path: Path)
     assert owner == "None"
 
 
-def test_every_extra_is_told_where_it_is_missed() -> None:
+def test_every_extra_named_in_an_error_exists() -> None:
     """Each extra that an error message names exists."""
     import re
     import tomllib
@@ -132,7 +132,7 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("name", WITHOUT)
-def test_a_core_install_names_the_extra_as_an_import_error(name: str) -> None:
+def test_core_install_raises_import_error_naming_the_extra(name: str) -> None:
     call, extra = WITHOUT[name]
     code = f"""
 import sys

@@ -26,7 +26,7 @@ def blocks(language: str, page: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_example_runs(tmp_path: Path) -> None:
+def test_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     _, code = blocks("python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -34,7 +34,7 @@ def test_the_python_example_runs(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_the_training_example_runs_and_keeps_what_it_says(tmp_path: Path) -> None:
+def test_training_example_runs_and_saves_the_stated_memory(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     code, _ = blocks("python")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -43,7 +43,7 @@ def test_the_training_example_runs_and_keeps_what_it_says(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_memory_shown_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_tables_shown_are_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     (shown,) = blocks("console")
     for run in shown.split("$ opgraph ")[1:]:
@@ -65,27 +65,27 @@ def test_every_command_shown_exists_with_its_options(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_target_exists(page: Path) -> None:
     text = page.read_text()
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'src="([^"]+)"', text)
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not missing
 
 
-def test_the_picture_is_what_the_command_line_draws(tmp_path: Path) -> None:
+def test_picture_equals_what_show_draws(tmp_path: Path) -> None:
     source = ROOT / "specs" / "images" / "gated_mlp.txt"
     assert main(["show", str(source), "--draw", str(tmp_path / "again.svg")]) == 0
     assert (tmp_path / "again.svg").read_bytes() == source.with_suffix(".svg").read_bytes()
 
 
-def test_the_table_shown_is_one_that_the_demo_prints() -> None:
+def test_demo_table_has_the_rows_that_the_demo_prints() -> None:
     (shown,) = blocks("text", MEASURED)
     assert all(name in shown for name in MODELS)
     for row in ("nodes in the file", "units found", "original in onnxruntime", "compiled by opgraph, CPU"):
         assert row in shown
 
 
-def test_extras_and_versions_named_are_those_of_the_project() -> None:
+def test_extras_and_python_version_match_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     last = README[README.index("Extras:") :]
     named = set(re.findall(r"`([\w-]+)`", last))
@@ -93,11 +93,11 @@ def test_extras_and_versions_named_are_those_of_the_project() -> None:
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in README
 
 
-def test_the_number_of_kinds_is_right() -> None:
+def test_number_of_op_kinds_is_current() -> None:
     assert f"[{len(all_ops())} kinds of ops]" in README
 
 
-def test_the_table_of_kernels_is_part_of_the_whole_one() -> None:
+def test_readme_kernel_table_is_part_of_the_measured_page() -> None:
     """One set of numbers: the README shows some rows of the page."""
     rows = README[README.index("| | 1M |") : README.index('<img src="specs/images/bench-peers')].split("\n\n")[0]
     assert len(rows.splitlines()) > 8
