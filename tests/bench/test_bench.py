@@ -158,7 +158,7 @@ def test_wrong_peer_is_reported_and_not_timed() -> None:
     assert row.ours.us is not None and row.copy is not None and row.copy.ratio is not None
 
 
-def test_results_that_were_not_written_are_wrong() -> None:
+def test_unwritten_results_are_reported_wrong() -> None:
     lazy = Peer(name="lazy", get="", find=lambda device: "1", build=lambda case: Built(call=lambda: None))
     case = make(entry_of("swish"), FORWARD, "f32", SIZE)
     table.OURS.build(case).call()
@@ -174,7 +174,7 @@ def test_ends_of_large_backward_entries_are_checked(monkeypatch: pytest.MonkeyPa
     assert not cell.failed
 
 
-def test_the_ends_of_a_large_array_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_and_last_elements_of_a_large_array_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.bench.truth.WHOLE", 100)
     monkeypatch.setattr("opgraph.bench.truth.ELEMENTS", 8)
     case = make(entry_of("swish"), FORWARD, "f32", 1000)

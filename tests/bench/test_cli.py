@@ -90,7 +90,7 @@ def test_stored_results_are_shown_and_drawn_reproducibly(
         assert told and all(before == of and colour == light[name] for before, colour, of, name in told)
 
 
-def test_empty_results_print_that_nothing_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_results_print_a_note_and_draw_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     (tmp_path / "none.json").write_text(EMPTY.to_json())
     assert run("--from", tmp_path / "none.json", "--plot", tmp_path / "pictures") == 0
@@ -218,7 +218,7 @@ def test_entries_option_runs_only_their_suites(
     assert run(*args) == 0 and [s.suites for s in asked] == [suites]
 
 
-def test_results_that_cannot_be_written_are_shown(
+def test_results_are_shown_if_the_file_cannot_be_written(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (full := tmp_path / "r.json").symlink_to("/dev/full")

@@ -105,7 +105,7 @@ def error_lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
         ("bench --sizes \u0664", "--sizes"),
     ],
 )
-def test_unused_options_are_refused_and_inputs_never_overwritten(
+def test_invalid_options_are_refused_and_no_file_changes(
     command: str,
     option: str,
     model: Path,

@@ -214,7 +214,7 @@ def test_constants_are_uploaded_once(cupy: FakeCupy) -> None:
     assert cupy.uploads == 1
 
 
-def test_a_graph_of_several_steps_and_outputs(cupy: FakeCupy) -> None:
+def test_graph_of_several_steps_and_outputs_equals_the_cpu(cupy: FakeCupy) -> None:
     g = og.Graph()
     x = g.input("x", dtype="f32", shape=(17,))
     c = g.constant("c", np.arange(3, dtype=np.float32))

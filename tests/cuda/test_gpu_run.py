@@ -281,7 +281,7 @@ def test_that_loses_the_gpu_fails_alone(tmp_path: Path) -> None:
 
 def test_missing_gpu_fails_under_the_gpu_option(tmp_path: Path) -> None:
     """A run on a machine with a GPU that skips everything has tested nothing."""
-    one = [str(GPU / "test_failures.py"), "-c", str(GPU.parents[1] / "pyproject.toml"), "-k", "cupys_memory"]
+    one = [str(GPU / "test_failures.py"), "-c", str(GPU.parents[1] / "pyproject.toml"), "-k", "cupy_out_of_memory"]
     assert "1 skipped" in pytest_of(tmp_path, *one)
     told = pytest_of(tmp_path, *one, "--gpu", "--tb=no")
     assert "1 error" in told and ("no GPU" in told or "CuPy is missing" in told), told

@@ -32,7 +32,7 @@ def test_every_layout_equals_the_cpu(memory: Any, case: Case, dtype: str) -> Non
 
 @pytest.mark.parametrize("dtype", ["s8", "u8", "boolean", "s32", "s64"])
 @pytest.mark.parametrize("size", [1, 15, 16, 4096, 4099, 100_003])
-def test_narrow_types_in_packs(memory: Any, dtype: str, size: int) -> None:
+def test_narrow_dtypes_in_packs_are_right(memory: Any, dtype: str, size: int) -> None:
     """16 one-byte elements at once: compilers have had bugs there."""
     g = og.Graph()
     x, y = g.input("x", dtype=dtype, shape=(None,)), g.input("y", dtype=dtype, shape=(None,))

@@ -227,7 +227,7 @@ def test_a_constant_of_64_elements_prints_in_full() -> None:
     assert og.parse(str(g)) == g
 
 
-def test_a_constant_that_nothing_reads_is_left_out() -> None:
+def test_unread_constant_is_not_printed() -> None:
     g = og.Graph()
     g.constant("unused", 1.5)
     g.add_op("Abs", g.input("x", shape=()))

@@ -127,7 +127,7 @@ def apart_without_need(graph: og.Graph) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_fusible_neighbours_are_one_partition_unless_a_cycle_forbids_it(name: str) -> None:
+def test_fusible_neighbours_are_fused_unless_the_graph_forbids_it(name: str) -> None:
     assert apart_without_need(graph_of(name)) == []
 
 

@@ -81,7 +81,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "dtype", "allowed"), CASES, ids=str)
-def test_thresholds_are_those_of_benchdnn(kind: str, dtype: str, allowed: float) -> None:
+def test_thresholds_equal_those_of_benchdnn(kind: str, dtype: str, allowed: float) -> None:
     op = og.Op(0, kind, [og.LogicalTensor(i, dtype, (4,)) for i in range(2 if kind in ("Add", "MatMul") else 1)])
     assert threshold(op, dtype) == pytest.approx(allowed)
 

@@ -143,7 +143,7 @@ def test_09_finalize_twice_does_nothing_and_returns_the_graph() -> None:
     assert g.finalize() is g and g.ops is ops and g.is_finalized
 
 
-def test_09_explain_finalizes_if_need_be() -> None:
+def test_09_explain_finalizes_an_open_graph() -> None:
     g = og.Graph()
     g.add_op("Abs", g.input("x", shape=(2,)))
     assert "1 op in 1 partition" in str(g.explain()) and g.is_finalized

@@ -454,7 +454,7 @@ def test_mixed_floats_give_the_stated_dtype_or_f32() -> None:
     assert g.add_op("Add", x, x, dtype="bf16").dtype == "bf16"
 
 
-def test_channel_operands_lie_along_the_channel_axis() -> None:
+def test_channel_operands_broadcast_along_the_channel_axis() -> None:
     src, bias = np.zeros((2, 3, 4, 5), np.float32), np.arange(3, dtype=np.float32)
     g = og.Graph()
     x, b = g.input("x", shape=src.shape), g.input("b", shape=bias.shape)

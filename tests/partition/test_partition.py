@@ -113,12 +113,12 @@ def test_pointwise_chain_is_one_partition(length):
     assert len(part.ops) == length
 
 
-def test_casts_fuse():
+def test_casts_are_fused():
     (part,) = cut_text("graph(x: bf16[8]) -> (y)\n %0: f32[8] = TypeCast(x)\n %1 = Exp(%0)\n y: bf16[8] = TypeCast(%1)")
     assert len(part.ops) == 3
 
 
-def test_fan_out_and_several_outputs_fuse():
+def test_fan_out_and_several_outputs_are_fused():
     text = "graph(x: f32[8]) -> (a, b, c)\n %0 = Exp(x)\n a = ReLU(%0)\n b = Tanh(%0)\n c = Add(a, b)"
     (part,) = cut_text(text)
     assert [t.name for t in part.output_ports] == ["a", "b", "c"]
@@ -137,7 +137,7 @@ ONE_PASS = {
 
 
 @pytest.mark.parametrize("name", ONE_PASS)
-def test_gradients_and_dropout_are_one_pass(name):
+def test_gradients_and_dropout_are_one_partition(name):
     inputs = dict.fromkeys("dxz", "f32[64]") | {"seed": "s64[1]", "offset": "s64[1]", "p": "f32[1]"}
     read = {n: t for n, t in inputs.items() if n in ONE_PASS[name]}
     declared = ", ".join(f"{n}: {t}" for n, t in read.items())
@@ -362,7 +362,7 @@ def test_unknown_sizes_that_prevent_fusion_are_explained():
         assert ("give equal ones one name" in graph.explain().ops[0].why) == (kind == LIBRARY)
 
 
-def test_an_operand_along_the_channel_axis_is_read_from_memory():
+def test_channel_operand_is_read_from_memory():
     text = "graph(x: f32[2,3,5,5], b: f32[3]) -> (y)\n %0 = Add(b, 1.0)\n y = BiasAdd(x, %0, data_format={})"
     assert len(cut_text(text.format('"NCX"'))) == 2
     assert len(cut_text(text.format('"NXC"').replace("[2,3,5,5]", "[2,5,5,3]"))) == 1
@@ -378,7 +378,7 @@ def test_channel_op_is_not_fused_into_a_larger_shape():
     assert "its channel axis is one of its own shape" in og.parse(text).explain().ops[0].why
 
 
-def test_an_operand_that_may_lie_along_the_channel_axis_is_read_from_memory():
+def test_possible_channel_operand_is_read_from_memory():
     text = 'graph(x: f32[*], b: f32[3]) -> (y)\n %0 = Add(b, 1.0)\n y = BiasAdd(x, %0, data_format="NCX")'
     assert len(cut_text(text)) == 2
     assert len(cut_text('graph(x: f32[*]) -> (y)\n %0 = ReLU(x)\n y = PReLU(x, %0, data_format="NCX")')) == 2

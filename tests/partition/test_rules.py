@@ -271,7 +271,7 @@ def test_swish_with_a_dtype_change_inside_is_not_matched(lines):
     assert find_units(og.parse("\n".join(["graph(x: bf16[8]) -> (y)", *lines]))) == ()
 
 
-def test_values_inside_may_be_used_elsewhere():
+def test_inner_values_of_a_unit_may_have_other_readers():
     text = "graph(x: f32[8]) -> (s, y, z)\n s = Sigmoid(x)\n y = Multiply(x, s)\n z = ReLU(s)"
     assert [u.name for u in find_units(og.parse(text))] == ["swish"]
 

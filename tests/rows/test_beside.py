@@ -143,7 +143,7 @@ def test_bits_do_not_depend_on_threads_or_neighbouring_rows(
         assert f(**some)["y"].tobytes() == wanted["y"][100:150].tobytes()
 
 
-def test_nan_infinity_and_results_over_operands() -> None:
+def test_nan_infinity_and_in_place_results_are_right() -> None:
     text = "graph(x: f32[n,c]) -> (y)\n y = SoftMax(x, axis=-1)"
     x = samples((100, 8), "f32", 0)
     x[3, 4], x[50, 0], x[60] = np.nan, np.inf, -np.inf

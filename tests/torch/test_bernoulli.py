@@ -123,7 +123,7 @@ assert _draws_alone()
 """
 
 
-def test_idle_threads_do_not_change_the_draws():
+def test_library_threads_do_not_count_as_drawing_threads():
     subprocess.run([sys.executable, "-c", ALONE], check=True)
 
 

@@ -44,6 +44,6 @@ def said(tmp_path_factory: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda name: name.replace(", ", "-").replace(" ", "-"))
-def test_two_ranks_agree_with_one(said: list[str], check: str) -> None:
+def test_two_ranks_agree_with_one_process(said: list[str], check: str) -> None:
     for text in said:
         assert f"{check}: right" in text, text

@@ -330,7 +330,7 @@ def test_batched_gradients_agree_with_eager(case: Case) -> None:
     same(jacobians(case.fused), jacobians(case.eager))
 
 
-def test_functional_call_of_a_module() -> None:
+def test_functional_call_agrees_with_eager() -> None:
     case = Case("swish per channel")
 
     class Model(torch.nn.Module):

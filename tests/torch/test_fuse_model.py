@@ -599,7 +599,7 @@ def test_autocast_dtypes_agree_with_eager(function):
     torch.testing.assert_close(fused, eager, rtol=3e-2, atol=3e-2)
 
 
-def test_a_fused_function_inside_a_fused_model():
+def test_fused_function_inside_a_fused_model_agrees():
     @ogt.fuse
     def act(x, a):
         return x * torch.sigmoid(a * x)
@@ -632,7 +632,7 @@ def test_rounding_each_equals_eager_bits_for_exact_ops():
 
 
 @pytest.mark.parametrize("fused_first", [True, False])
-def test_fsdp_training_agrees_and_frees_gathered_parameters(one_rank, fused_first):
+def test_fsdp_training_of_fused_blocks_agrees_with_plain_model(one_rank, fused_first):
     from torch.distributed.fsdp import fully_shard
 
     class PerChannel(nn.Module):
@@ -855,7 +855,7 @@ def test_retain_graph_works_after_a_pass_without_it():
 
 
 @pytest.mark.parametrize("module", [nn.GRU(3, 4), nn.BatchNorm2d(3, momentum=None)], ids=lambda m: type(m).__name__)
-def test_module_of_which_nothing_is_captured_warns_once(module: nn.Module) -> None:
+def test_module_without_captured_ops_warns_once(module: nn.Module) -> None:
     x = torch.randn(2, 3, 3) if isinstance(module, nn.GRU) else torch.randn(2, 3, 4, 4)
     model = ogt.fuse(module)
     with pytest.warns(UserWarning, match="runs unfused: torch.compile captures nothing of it: ") as told:

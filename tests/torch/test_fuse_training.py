@@ -41,7 +41,7 @@ def test_checkpointed_activation_saves_the_same_tensors_in_recomputation():
 
 
 @pytest.mark.filterwarnings("ignore:there is no C", "ignore:`torch.jit")
-def test_forward_mode_derivatives_and_batches_of_gradients(without_a_compiler):
+def test_forward_mode_and_batched_gradients_agree_with_eager(without_a_compiler):
     torch.manual_seed(0)
     found = []
     for model in plain_and_fused(nn.Sequential(nn.Linear(4, 6), Swish(), nn.LayerNorm(6))):

@@ -53,7 +53,7 @@ def test_parameters_unused_by_the_loss_have_undefined_gradients_after_no_grad(co
     assert codes.encoder.weight.grad is not None
 
 
-def test_second_derivatives_after_no_grad():
+def test_second_derivatives_after_no_grad_agree_with_eager():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()

@@ -619,7 +619,7 @@ def test_plan_distinguishes_repeated_tensor_arguments() -> None:
     assert f.why_rerun == "" and len(f.plans) == 2
 
 
-def test_parameter_passed_as_argument_is_told_from_other_tensors() -> None:
+def test_parameter_passed_as_argument_is_distinguished_from_others() -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()

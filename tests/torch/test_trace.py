@@ -138,7 +138,7 @@ def test_identical_trace_reuses_the_graph() -> None:
     assert tracer((X, torch.tensor(2.0)), {}).traced is first
 
 
-def test_numbers_that_differ_make_different_graphs() -> None:
+def test_different_numbers_make_different_graphs() -> None:
     tracer = Tracer(lambda x, n: x * n)
     numbers = (1, 1.0, True, 2.0, 0.0, -0.0)
     found = [tracer((X.double(), n), {}).traced for n in numbers]

@@ -141,7 +141,7 @@ SHARDS = 24
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_every_op(shard: int, ops: list) -> None:
+def test_every_op_agrees_with_eager(shard: int, ops: list) -> None:
     sweep = Sweep(["function", "module"])
     found = [f for op in ops[shard::SHARDS] for f in sweep.findings(op, dtypes_of(op))]
     assert not found, "\n".join(f"{f.op}: {f}" for f in found)
