@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -328,6 +330,22 @@ def test_a_copy_trains_by_itself() -> None:
     with torch.no_grad():
         other.get_parameter("head.bias").add_(1)
         torch.testing.assert_close(other(images()), module(images()) + 1)
+
+
+def test_pickled_module_runs_and_is_saved_without_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    source = folder / "model.onnx"
+    onnx.save(classifier(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64)
+    module = ogt.from_onnx(source)
+    with torch.no_grad():
+        module.get_parameter("head.weight").add_(1)
+    pickled = pickle.dumps(module)
+    shutil.rmtree(folder)
+    other = pickle.loads(pickled)
+    assert torch.equal(other(images()), module(images()))
+    other.save(tmp_path / "other.onnx")
+    assert torch.equal(ogt.from_onnx(tmp_path / "other.onnx")(images()), module(images()))
 
 
 def test_a_module_moves_to_another_dtype(tmp_path: Path) -> None:

@@ -28,15 +28,28 @@ from opgraph.torch.onnx.steps import Step, steps_of
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Constant data that a module shares with its copies."""
+    """Constant data that a module shares with its copies.
+
+    Attributes:
+        weights: the ids of the constants that are trained.
+        host: the constants that are read as Python numbers.
+    """
 
     graph: Graph
     origin: Origin
+    weights: Collection[int]
     steps: list[Step]
     host: Mapping[int, torch.Tensor]
 
     def __deepcopy__(self, memo: object) -> _Plan:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _plan, (self.graph, self.origin, self.weights, self.host)  # calls cannot be pickled
+
+
+def _plan(graph: Graph, origin: Origin, weights: Collection[int], host: Mapping[int, torch.Tensor]) -> _Plan:
+    return _Plan(graph, origin, weights, steps_of(graph, weights), host)
 
 
 class OnnxModule(torch.nn.Module):
@@ -59,13 +72,13 @@ class OnnxModule(torch.nn.Module):
         origin = taken_apart(model)
         origin.map_files()  # later the files may be replaced, by a save over the model itself
         weights = trained(graph, trainable)
-        steps = steps_of(graph, weights)
         self.onnx_names: dict[str, str] = {}
         self.input_names = [t.name or str(t.id) for t in graph.inputs]
         self.output_names = [source.value_of[t.id] for t in graph.outputs]
         self._slots: list[tuple[int, torch.nn.Module, str]] = []
         host: dict[int, torch.Tensor] = {}
-        self._plan = _Plan(graph, origin, steps, host)
+        self._plan = _plan(graph, origin, weights, host)
+        steps = self._plan.steps
         used = {i for step in steps for i in step.reads} | {t.id for t in graph.outputs}
         steering = {i for step in steps for i, n in zip(step.reads, step.numbers) if n or step.on_host}
         for constant in graph.constants:
