@@ -44,7 +44,7 @@ X = np.random.default_rng(0).standard_normal((2, 4, 3, 5)).astype(np.float32)
 
 @pytest.mark.parametrize("kind", ["ReduceMean", "ReduceSum", "ReduceMax", "ReduceProd", "ReduceL2"])
 @pytest.mark.parametrize("opset", [11, 13, 18])
-def test_a_reduction_without_axes_reduces_all(kind: str, opset: int) -> None:
+def test_reduction_without_axes_reduces_all_axes(kind: str, opset: int) -> None:
     made = model([helper.make_node(kind, ["x"], ["y"])], X, (1, 1, 1, 1), opset)
     for library in (False, True):
         np.testing.assert_allclose(
@@ -53,7 +53,7 @@ def test_a_reduction_without_axes_reduces_all(kind: str, opset: int) -> None:
 
 
 @pytest.mark.parametrize("functions", [False, True])
-def test_a_norm_is_looked_for_beside_a_reduction_without_axes(functions: bool) -> None:
+def test_fusing_accepts_a_reduction_without_axes(functions: bool) -> None:
     nodes = [
         helper.make_node("ReduceMean", ["x", "last"], ["m"], keepdims=1),
         helper.make_node("Mul", ["x", "m"], ["t"]),
@@ -64,7 +64,7 @@ def test_a_norm_is_looked_for_beside_a_reduction_without_axes(functions: bool) -
     np.testing.assert_allclose(in_onnxruntime(fused, X), in_onnxruntime(made, X))
 
 
-def test_clip_of_old_opsets_has_the_bounds_of_f32_where_it_states_none() -> None:
+def test_clip_of_opset_6_without_bounds_clips_to_the_f32_range() -> None:
     x = np.array([np.inf, -np.inf, 1.0], np.float32)
     made = model([helper.make_node("Clip", ["x"], ["y"])], x, (3,), opset=6)
     largest = np.finfo(np.float32).max
@@ -75,7 +75,7 @@ def test_clip_of_old_opsets_has_the_bounds_of_f32_where_it_states_none() -> None
 
 
 @pytest.mark.parametrize(("kind", "opset"), [("LayerNormalization", 17), ("RMSNormalization", 23)])
-def test_a_norm_whose_scale_broadcasts_stays_onnxs(kind: str, opset: int) -> None:
+def test_norm_with_a_broadcast_scale_stays_an_onnx_node(kind: str, opset: int) -> None:
     made = model([helper.make_node(kind, ["x", "s"], ["y"], axis=2)], X, X.shape, opset, {"s": X[0, 0, 0]})
     for library in (False, True):
         graph = og.onnx.load(made, library=library)
@@ -84,7 +84,7 @@ def test_a_norm_whose_scale_broadcasts_stays_onnxs(kind: str, opset: int) -> Non
 
 
 @pytest.mark.parametrize("opset", [17, 20])
-def test_a_gelu_between_products_becomes_a_function_though_no_type_is_stated(opset: int) -> None:
+def test_untyped_gelu_between_matmuls_becomes_a_function(opset: int) -> None:
     """Before opset 20 its body calls com.microsoft's, for which onnx infers no type."""
     x = X[0, 0, :, :4].copy()
     one = {"half": 0.5, "one": 1.0, "root": np.sqrt(2.0)}

@@ -32,7 +32,7 @@ if onnx.__version__.rsplit(".", 1)[0] != "1.23":
 
 
 @pytest.mark.parametrize("shard", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, SHARDS))])
-def test_onnxs_own_suite_passes_but_for_what_is_listed(
+def test_onnx_backend_suite_passes_except_listed_deviations(
     shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ONNX_HOME", str(tmp_path))  # the suite writes the data of its nine real models there
@@ -54,7 +54,7 @@ def test_onnxs_own_suite_passes_but_for_what_is_listed(
             assert outcomes[name].engines == ("opgraph",), name
 
 
-def test_the_suite_has_the_pointwise_tests_that_are_counted() -> None:
+def test_suite_has_at_least_the_documented_count_of_pointwise_tests() -> None:
     pointwise = onnx_suite.pointwise()
     native = [n for n, m in pointwise.items() if onnx_suite.has_arithmetic_types(m)]
     assert len(pointwise) >= 430  # the number in onnx 1.23.2; a new record may add some
@@ -80,7 +80,7 @@ def swish_alone() -> Any:
     return helper.make_graph(nodes, "g", [info("x", T.FLOAT, ["n", 2])], [info("y", T.FLOAT, ["n", 2])])
 
 
-def test_a_prepared_model_takes_inputs_by_position_by_name_and_alone_and_says_who_ran_what() -> None:
+def test_prepared_model_accepts_every_input_style_and_lists_engines() -> None:
     rep = backend.prepare(swish_model(), "CPU")
     x = np.float32([[1, -2], [0, 3]])
     expected = x / (1 + np.exp(-x))
@@ -99,7 +99,7 @@ def test_a_prepared_model_takes_inputs_by_position_by_name_and_alone_and_says_wh
         rep.run([x], speed=2)
 
 
-def test_a_node_runs_alone() -> None:
+def test_run_node_runs_a_single_node() -> None:
     x = np.float64([[1, 2], [3, 4]])
     (y,) = backend.run_node(helper.make_node("Elu", ["x"], ["y"], alpha=0.5), [-x])
     np.testing.assert_allclose(y, 0.5 * np.expm1(-x), rtol=1e-14)
@@ -115,13 +115,13 @@ def test_a_node_runs_alone() -> None:
         backend.run_node(helper.make_node("Add", ["x", "z"], ["y"]), [x])
 
 
-def test_the_module_is_there_without_an_import_of_its_own() -> None:
+def test_backend_module_needs_no_explicit_import() -> None:
     code = "import opgraph as og; print(og.onnx.backend.supports_device('CPU'), hasattr(og.onnx, 'nothing'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", "False"]
 
 
-def test_devices_and_compatibility_are_told_without_raising() -> None:
+def test_device_and_compatibility_queries_do_not_raise() -> None:
     assert backend.supports_device("CPU")
     assert not backend.supports_device("TPU")
     assert not backend.supports_device("CUDA:x")
@@ -133,7 +133,7 @@ def test_devices_and_compatibility_are_told_without_raising() -> None:
         backend.prepare(onnx.ModelProto())
 
 
-def test_values_that_only_onnx_has_a_word_for_go_in_and_out() -> None:
+def test_dtypes_that_only_onnx_has_are_accepted_and_returned() -> None:
     node = helper.make_node("Add", ["x", "z"], ["y"])
     (y,) = backend.run_node(node, [np.uint16([1, 2]), np.uint16([3, 4])])
     assert (y.dtype, y.tolist()) == (np.uint16, [4, 6])

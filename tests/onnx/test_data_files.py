@@ -67,7 +67,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     ],
     ids=["save", "fuse", "new weights", "its data file"],
 )
-def test_nothing_takes_the_place_of_a_file_that_the_source_lies_in(
+def test_overwriting_a_file_of_the_source_model_is_refused(
     data: str, write: Callable[[Path], Any], tmp_path: Path
 ) -> None:
     model = source(tmp_path, data)
@@ -79,7 +79,7 @@ def test_nothing_takes_the_place_of_a_file_that_the_source_lies_in(
     assert_computes(model)
 
 
-def test_a_model_is_saved_over_itself_though_its_data_lie_behind_a_link_to_the_new_data_file(tmp_path: Path) -> None:
+def test_model_with_symlinked_data_file_is_saved_over_itself(tmp_path: Path) -> None:
     model = source(tmp_path, "m.onnx.data", "link.bin")
     (tmp_path / "link.bin").symlink_to("m.onnx.data")
     og.onnx.save(og.onnx.load(model), model, weights={"a": A.copy()})
@@ -88,7 +88,7 @@ def test_a_model_is_saved_over_itself_though_its_data_lie_behind_a_link_to_the_n
 
 @pytest.mark.parametrize("name", ["m.onnx", "n.onnx"])
 @pytest.mark.parametrize("writer", ["save", "another writer"])
-def test_a_graph_keeps_its_weights_after_its_data_file_was_replaced(writer: str, name: str, tmp_path: Path) -> None:
+def test_graph_keeps_its_weights_after_its_data_file_is_replaced(writer: str, name: str, tmp_path: Path) -> None:
     model = source(tmp_path, "m.onnx.data")
     graph = og.onnx.load(model)
     if writer == "save":
@@ -103,7 +103,7 @@ def test_a_graph_keeps_its_weights_after_its_data_file_was_replaced(writer: str,
 
 
 @pytest.mark.parametrize("kind", ["path", "onnx_ir"])
-def test_the_folder_of_the_process_may_change_between_load_and_save(
+def test_working_directory_may_change_between_load_and_save(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source(tmp_path / "here")
@@ -120,7 +120,7 @@ def test_the_folder_of_the_process_may_change_between_load_and_save(
     assert not (tmp_path / "here" / "new.onnx.data").exists()
 
 
-def test_data_that_a_reader_would_not_find_or_refuse_are_written_anew(tmp_path: Path) -> None:
+def test_missing_or_symlinked_data_files_are_written_again(tmp_path: Path) -> None:
     """In the cache of a model hub the files next to a model are links; data that are written there are no links."""
     model = source(tmp_path / "store")
     cache = tmp_path / "cache"
@@ -140,7 +140,7 @@ def test_data_that_a_reader_would_not_find_or_refuse_are_written_anew(tmp_path: 
 
 @pytest.mark.parametrize("place", ["initializer", "node", "file"])
 @pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16])
-def test_other_weights_of_a_few_bits_are_packed_as_the_format_says(dtype: Any, place: str, tmp_path: Path) -> None:
+def test_new_weights_of_narrow_dtypes_are_packed_as_onnx_specifies(dtype: Any, place: str, tmp_path: Path) -> None:
     old, new = np.asarray([1, 0, 1]).astype(dtype), np.asarray([3, 2, 7]).astype(dtype)
     w = onnx.numpy_helper.from_array(old, "w")
     nodes = [helper.make_node("Cast", ["w"], ["c"], to=T.FLOAT), helper.make_node("Add", ["x", "c"], ["y"])]
@@ -159,7 +159,7 @@ def test_other_weights_of_a_few_bits_are_packed_as_the_format_says(dtype: Any, p
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint64, np.complex64, ml_dtypes.float4_e2m1fn])
-def test_a_default_in_a_data_file_has_the_dtype_that_the_model_states(dtype: Any, tmp_path: Path) -> None:
+def test_input_default_in_a_data_file_keeps_its_dtype(dtype: Any, tmp_path: Path) -> None:
     value = np.arange(6).reshape(2, 3).astype(dtype)
     default = onnx.numpy_helper.from_array(value, "x")
     ports = [helper.make_tensor_value_info(n, default.data_type, [2, 3]) for n in "xy"]

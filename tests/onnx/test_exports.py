@@ -51,7 +51,7 @@ def assert_native(graph: og.Graph) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("opset", "dtype"), [(25, "float32"), (20, "float16"), (18, "bfloat16")])
-def test_a_zoo_of_activations_is_native_and_within_the_rounding_of_torch(opset: int, dtype: str) -> None:
+def test_exported_activations_load_natively_and_agree_with_torch(opset: int, dtype: str) -> None:
     kind = getattr(torch, dtype)
     model = exported.export(exported.Zoo(WHOLE).to(kind), (torch.randn(3, 8).to(kind),), opset)
     graph = og.onnx.load(model)
@@ -67,7 +67,7 @@ def test_a_zoo_of_activations_is_native_and_within_the_rounding_of_torch(opset: 
 
 
 @pytest.mark.parametrize("opset", [13])
-def test_the_older_exporter_at_the_oldest_opset(opset: int) -> None:
+def test_tracing_exporter_at_opset_13_agrees_with_torch(opset: int) -> None:
     zoo = {n: f for n, f in exported.ZOO.items() if n != "hardswish"}  # exported since opset 14
     model = exported.export_by_tracing(exported.Zoo(zoo), (torch.randn(3, 8),), opset)
     graph = og.onnx.load(model)
@@ -75,7 +75,7 @@ def test_the_older_exporter_at_the_oldest_opset(opset: int) -> None:
     assert to_model(graph, form="decomposed") == model
 
 
-def test_what_the_exporter_writes_at_opset_26_is_refused_by_name() -> None:
+def test_invalid_opset_26_export_is_refused_by_op_name() -> None:
     try:
         model = exported.export(exported.Zoo({"gelu": exported.ZOO["gelu"]}), (torch.randn(3, 8),), 26)
     except Exception:  # a newer torch may not raise
@@ -87,7 +87,7 @@ def test_what_the_exporter_writes_at_opset_26_is_refused_by_name() -> None:
         og.onnx.load(model)
 
 
-def test_a_fused_activation_with_branches_on_its_parameter_is_exported_and_read() -> None:
+def test_fused_activation_with_parameter_branches_exports_and_loads() -> None:
     import opgraph.torch as ogt
     from opgraph.torch.naf1 import NAF1
 

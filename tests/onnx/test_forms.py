@@ -50,7 +50,7 @@ ORIGINS: dict[str, Callable[[og.Graph], og.Graph]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("row", ROWS, ids=[f"{i}-{row.name}" for i, row in enumerate(ROWS)])
-def test_every_form_finds_the_same_units_in_every_graph_and_is_a_fixed_point(row: Rule, dtype: str) -> None:
+def test_every_form_finds_the_same_units_whatever_the_graphs_origin(row: Rule, dtype: str) -> None:
     text = row.takes.replace("f32", dtype)
     for form in FINDING:
         drafts = {origin: drafted(make(og.parse(text)), Request(form=form)) for origin, make in ORIGINS.items()}
@@ -62,7 +62,7 @@ def test_every_form_finds_the_same_units_in_every_graph_and_is_a_fixed_point(row
             assert to_model(og.onnx.load(draft.proto()), form=form) == draft.proto(), (form, origin)
 
 
-def test_the_readmes_graph_is_written_the_same_by_save_and_by_the_command_line(tmp_path: Path) -> None:
+def test_save_and_command_line_write_the_readme_graph_the_same(tmp_path: Path) -> None:
     code = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)[1].split("print(g.explain())")[0]
     names: dict[str, Any] = {}
     exec(code, names)  # the page's own code, up to its first print
@@ -78,7 +78,7 @@ def test_the_readmes_graph_is_written_the_same_by_save_and_by_the_command_line(t
         assert types(onnx.load(tmp_path / "saved.onnx")) == types(onnx.load(out)) == [unit[form], "Tanh", "Add", "Clip"]
 
 
-def test_what_is_to_stay_stays_in_a_composed_graph_too() -> None:
+def test_keep_applies_to_composed_graphs() -> None:
     graph = og.parse("graph(x: f32[n,4]) -> (y)\n s = Sigmoid(x)\n y = Multiply(x, s)")
     kept = to_model(graph, form="standard", keep=["swish"])
     assert types(kept) == ["Sigmoid", "Mul"] and kept.opset_import[0].version == 22
@@ -86,7 +86,7 @@ def test_what_is_to_stay_stays_in_a_composed_graph_too() -> None:
         to_model(graph, form="standard", opset=20)
 
 
-def test_a_function_of_opgraph_is_no_reason_to_stay_in_an_opset_where_its_body_means_the_same_in_the_next() -> None:
+def test_opgraph_functions_move_to_a_newer_opset_if_their_body_is_valid_there() -> None:
     swish = " s = Sigmoid(a)\n y = Multiply(a, s)"
     square = og.parse(f"graph(x: f32[n,4]) -> (y)\n b = Square(x)\n c = Pow(b, beta=2.0)\n a = Identity(c)\n{swish}")
     assert types(to_model(loaded(square), form="standard"))[-1] == "Swish"
@@ -102,7 +102,7 @@ def test_a_function_of_opgraph_is_no_reason_to_stay_in_an_opset_where_its_body_m
         to_model(og.onnx.load(model), form="standard")
 
 
-def test_a_number_of_a_dtype_that_a_node_does_not_take_is_not_given_to_it() -> None:
+def test_bf16_exponent_is_not_given_to_pow_before_opset_15() -> None:
     graph = og.parse("graph(x: bf16[n,4]) -> (y)\n a = Pow(x, beta=2.0)\n y = ReduceMean(a, axes=[-1])")
     made = to_model(graph, form="decomposed", opset=13)  # ai.onnx Pow takes a bf16 exponent from opset 15 on
     assert types(made) == ["opgraph::Pow", "ReduceMean"]
@@ -111,7 +111,7 @@ def test_a_number_of_a_dtype_that_a_node_does_not_take_is_not_given_to_it() -> N
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
 @pytest.mark.parametrize("bounds", ["min=nan, max=1.0", "min=-1.0, max=nan", "min=nan"])
-def test_a_bound_that_is_nan_makes_all_nan_in_onnxruntime_too(bounds: str, dtype: str) -> None:
+def test_clamp_with_a_nan_bound_gives_nan_in_onnxruntime(bounds: str, dtype: str) -> None:
     """onnxruntime's Clip ignores such a bound; Max and Min do not."""
     ort = pytest.importorskip("onnxruntime")
     graph = og.parse(f"graph(x: {dtype}[3]) -> (y)\n y = Clamp(x, {bounds})")

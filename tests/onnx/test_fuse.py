@@ -33,7 +33,7 @@ def types(made: Any) -> list[str]:
     return [n.op_type for n in (made.graph.node if isinstance(made, onnx.ModelProto) else made.graph)]
 
 
-def test_each_kind_of_model_comes_back_as_its_kind(tmp_path: Path) -> None:
+def test_fuse_returns_the_kind_of_model_it_was_given(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(proto(), path)
     before = proto().SerializeToString()
@@ -45,7 +45,7 @@ def test_each_kind_of_model_comes_back_as_its_kind(tmp_path: Path) -> None:
     onnx.checker.check_model(ir.to_proto(made[1]), full_check=True)
 
 
-def test_the_pass_changes_nothing_of_its_input_and_comes_to_an_end() -> None:
+def test_pass_leaves_its_input_unchanged_and_modifies_only_once() -> None:
     given = model()
     first = og.onnx.FusePass()(given)
     assert first.modified and first.model is not given
@@ -56,7 +56,7 @@ def test_the_pass_changes_nothing_of_its_input_and_comes_to_an_end() -> None:
     assert not og.onnx.FusePass(form="decomposed")(given).modified
 
 
-def test_the_pass_works_beside_others() -> None:
+def test_pass_works_in_a_pass_manager_with_other_passes() -> None:
     from onnx_ir.passes.common import TopologicalSortPass
 
     passes = ir.passes.PassManager([TopologicalSortPass(), og.onnx.FusePass(functions=True)], steps=3, early_stop=True)
@@ -66,7 +66,7 @@ def test_the_pass_works_beside_others() -> None:
     assert {f.name for f in result.model.functions.values()} == {node.op_type, "Swish"}
 
 
-def test_what_the_pass_requires_is_said_before_anything_is_done() -> None:
+def test_pass_checks_its_preconditions() -> None:
     newer = model()
     newer.opset_imports[""] = 27
     with pytest.raises(ir.passes.PreconditionError, match="opset 27"):
@@ -79,7 +79,7 @@ def test_what_the_pass_requires_is_said_before_anything_is_done() -> None:
         og.onnx.FusePass(form="fast")
 
 
-def test_what_the_pass_ensures_holds_for_its_result() -> None:
+def test_pass_checks_its_postconditions() -> None:
     fused = og.onnx.FusePass()
     result = fused(model()).model
     result.functions.clear()
@@ -87,7 +87,7 @@ def test_what_the_pass_ensures_holds_for_its_result() -> None:
         fused.ensures(result)
 
 
-def test_keep_is_a_list_of_names() -> None:
+def test_keep_must_be_a_list_of_unit_names() -> None:
     assert types(og.onnx.fuse(proto(), keep=["swish"])) == ["Mul", "Sigmoid", "Mul", "Mul"]
     with pytest.raises(InvalidArguments, match="give a list"):
         og.onnx.fuse(proto(), keep="swish")
@@ -97,6 +97,6 @@ def test_keep_is_a_list_of_names() -> None:
         og.onnx.FusePass(keep=["swich"])
 
 
-def test_a_model_that_is_none_is_told_so(tmp_path: Path) -> None:
+def test_missing_model_file_raises_model_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         og.onnx.fuse(tmp_path / "missing.onnx")

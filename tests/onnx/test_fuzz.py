@@ -33,7 +33,7 @@ def examples(count: int) -> settings:
 @pytest.mark.slow
 @examples(150)
 @given(SOURCE)
-def test_a_model_comes_back_as_it_was_in_every_form_as_a_fixed_point(rng: Any) -> None:
+def test_random_models_round_trip_in_every_form(rng: Any) -> None:
     model = random_models.random_model(rng)
     graph = model_checks.loaded(model)
     assert graph is not None
@@ -44,7 +44,7 @@ def test_a_model_comes_back_as_it_was_in_every_form_as_a_fixed_point(rng: Any) -
 
 @examples(40)
 @given(SOURCE)
-def test_a_model_with_data_files_comes_back_with_their_layout(rng: Any) -> None:
+def test_random_models_keep_the_layout_of_their_data_files(rng: Any) -> None:
     model = random_models.random_model(rng)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -64,13 +64,13 @@ def test_a_model_with_data_files_comes_back_with_their_layout(rng: Any) -> None:
 
 @examples(100)
 @given(SOURCE)
-def test_a_model_computes_what_onnxruntime_computes(rng: Any) -> None:
+def test_random_models_agree_with_onnxruntime(rng: Any) -> None:
     assert_agrees(rng, compiled=False)
 
 
 @examples(12)
 @given(SOURCE)
-def test_a_compiled_model_computes_what_onnxruntime_computes(rng: Any) -> None:
+def test_compiled_random_models_agree_with_onnxruntime(rng: Any) -> None:
     assert_agrees(rng, compiled=True)
 
 
@@ -88,11 +88,11 @@ def assert_agrees(rng: Any, *, compiled: bool) -> None:
 @pytest.mark.slow
 @examples(300)
 @given(SOURCE)
-def test_a_damaged_model_is_refused_or_means_the_same_to_everybody(rng: Any) -> None:
+def test_damaged_models_are_refused_or_mean_the_same_to_all_tools(rng: Any) -> None:
     model = random_models.damaged(random_models.random_model(rng, longest=6), rng, rng.choice((1, 1, 2, 4)))
     model_checks.survives(model, rng)
 
 
 @pytest.mark.parametrize("path", sorted(model_checks.FINDINGS.glob("*.onnx")), ids=lambda p: p.stem)
-def test_findings_of_the_long_runs_stay_mended(path: Any) -> None:
+def test_findings_of_long_fuzzing_runs_stay_fixed(path: Any) -> None:
     model_checks.survives_bytes(path.read_bytes(), random_models.seeded(0))

@@ -25,7 +25,7 @@ def two_gib(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return large.sparse_model(tmp_path_factory.mktemp("large"), 2.2)
 
 
-def test_a_model_over_2_gib_loads_and_saves_beside_its_data_without_reading_them(two_gib: Path) -> None:
+def test_model_over_2_gib_loads_and_saves_without_reading_its_weights(two_gib: Path) -> None:
     og.onnx.load(large.chain(3))  # so that all imports are done
     before = large.memory()
     graph = og.onnx.load(two_gib)
@@ -39,7 +39,7 @@ def test_a_model_over_2_gib_loads_and_saves_beside_its_data_without_reading_them
     assert sorted(p.name for p in two_gib.parent.iterdir()) == ["again.onnx", "m.onnx", "w.data"]
 
 
-def test_its_weights_are_read_where_they_are_used(two_gib: Path) -> None:
+def test_weights_of_a_large_model_are_read_lazily(two_gib: Path) -> None:
     graph = og.onnx.load(two_gib)
     with open(two_gib.with_name("w.data"), "r+b") as file:
         file.seek((1 << 31) + 4)
@@ -51,7 +51,7 @@ def test_its_weights_are_read_where_they_are_used(two_gib: Path) -> None:
     assert weight[place - (int(sizes[which - 1]) if which else 0)] == 7
 
 
-def test_what_protobuf_cannot_hold_goes_to_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_too_large_for_protobuf_go_to_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.onnx.write._INLINE_BYTES", 1 << 16)  # instead of 1 GiB
     weight = np.arange(1 << 15, dtype=np.float32).reshape(-1, 1)
     graph = og.Graph()

@@ -152,7 +152,7 @@ def outputs(graph: og.Graph, feeds: dict[str, np.ndarray], dtype: str | None = "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_an_activation_is_one_op_and_as_accurate_as_numpy(name: str, drafts: dict[str, Any], library: str) -> None:
+def test_activation_runs_as_one_op_and_is_as_accurate_as_numpy(name: str, drafts: dict[str, Any], library: str) -> None:
     text, calls = ACTIVATIONS[name]
     graph, model = og.parse(text), drafts[name].proto()
     onnx.checker.check_model(model, full_check=True)
@@ -172,7 +172,7 @@ def test_an_activation_is_one_op_and_as_accurate_as_numpy(name: str, drafts: dic
             assert_near(function, truth, peer)
 
 
-def test_a_registered_op_wins_over_the_function_of_its_name(
+def test_registered_op_takes_precedence_over_the_function_of_its_name(
     drafts: dict[str, Any], library: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "optimized.onnx"
@@ -184,7 +184,7 @@ def test_a_registered_op_wins_over_the_function_of_its_name(
     assert len(kept[None]) > 3
 
 
-def test_the_number_of_threads_changes_no_bit(drafts: dict[str, Any], library: str) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(drafts: dict[str, Any], library: str) -> None:
     model = drafts["several outputs"].proto()
     feeds = arrays(og.parse(ACTIVATIONS["several outputs"][0]), {"x": (1000, 257), "a": (257,)})
     one, three = (session(model, library, threads=n).run(None, feeds) for n in (1, 3))
@@ -198,7 +198,7 @@ VALUES = [0.0, -0.0, 1.0, -1.0, 40.0, -40.0, 88.0, -88.0, 104.0, -104.0, 300.0, 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.702, -0.5, 64.0, 0.015, 0.0, -1e30])
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_swish_of_any_alpha_is_that_of_opgraph(dtype: str, alpha: float, library: str) -> None:
+def test_library_swish_of_any_alpha_agrees_with_the_reference(dtype: str, alpha: float, library: str) -> None:
     graph = og.parse(f"graph(x: {dtype}[n]) -> (y)\n y = Swish(x, alpha={alpha})")
     model = drafted(graph, Request(form="function")).proto()
     assert [(n.op_type, len(n.attribute)) for n in model.graph.node] == [("Swish", 1)]
@@ -219,7 +219,7 @@ def test_swish_of_any_alpha_is_that_of_opgraph(dtype: str, alpha: float, library
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
-def test_swish_takes_a_factor_that_is_broadcast(dtype: str, library: str) -> None:
+def test_swish_accepts_a_broadcast_factor(dtype: str, library: str) -> None:
     graph = og.parse(f"graph(x: {dtype}[n,4,?], f: {dtype}[4,1]) -> (y)\n y = Swish(x, f, alpha=0.5)")
     model = drafted(graph, Request(form="function")).proto()
     feeds = arrays(graph, {"x": (3, 4, 5), "f": (4, 1)})
@@ -227,7 +227,7 @@ def test_swish_takes_a_factor_that_is_broadcast(dtype: str, library: str) -> Non
     assert_near(got, outputs(graph, feeds)[0], outputs(graph, feeds, None)[0])
 
 
-def test_an_alpha_that_a_node_leaves_out_is_one(library: str) -> None:
+def test_omitted_alpha_of_swish_is_one(library: str) -> None:
     model = drafted(og.parse("graph(x: f32[n]) -> (y)\n y = Swish(x)"), Request(form="function")).proto()
     x = np.linspace(-9, 9, 50, dtype=np.float32)
     said = session(model, library).run(None, {"x": x})[0]
@@ -238,7 +238,7 @@ def test_an_alpha_that_a_node_leaves_out_is_one(library: str) -> None:
 # -- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_shapes_that_do_not_broadcast_are_an_error_of_the_run(drafts: dict[str, Any], library: str) -> None:
+def test_shapes_that_do_not_broadcast_raise_an_error_at_run_time(drafts: dict[str, Any], library: str) -> None:
     run = session(drafts["anyhow"].proto(), library)
     bad = {"a": np.ones((3, 4), np.float32), "b": np.ones((2, 4), np.float32), "c": np.ones((3, 4), np.float32)}
     with pytest.raises(Exception, match="do not broadcast"):
@@ -247,7 +247,7 @@ def test_shapes_that_do_not_broadcast_are_an_error_of_the_run(drafts: dict[str, 
     assert run.run(None, bad)[0].shape == (3, 4)  # and the session still works
 
 
-def test_an_onnxruntime_that_is_too_old_is_told_so(library: str) -> None:
+def test_library_reports_an_onnxruntime_that_is_too_old(library: str) -> None:
     """Version 1.16 is simulated: it has no table for the version that the library needs."""
     message: list[bytes] = []
     create = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(
@@ -262,7 +262,7 @@ def test_an_onnxruntime_that_is_too_old_is_told_so(library: str) -> None:
     assert b"1.17" in message[0]
 
 
-def test_nothing_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_is_written_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_compiler, "find_compiler", lambda: None)
     graph = og.parse(ACTIVATIONS["f64"][0])
     with pytest.raises(DeviceError, match="no C\\+\\+ compiler"):
@@ -275,7 +275,7 @@ def small() -> og.Graph:
     return og.parse(ACTIVATIONS["f64"][0])
 
 
-def test_a_library_that_finds_no_room_leaves_both_old_files(tmp_path: Path) -> None:
+def test_failed_library_write_leaves_both_old_files(tmp_path: Path) -> None:
     model, place = tmp_path / "m.onnx", tmp_path / "act.so"
     build.compiled(drafted(small(), Request(library=True)).library)  # the compiler needs disk space
     model.write_bytes(b"old"), place.write_bytes(b"older")
@@ -284,7 +284,7 @@ def test_a_library_that_finds_no_room_leaves_both_old_files(tmp_path: Path) -> N
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"m.onnx": b"old", "act.so": b"older"}
 
 
-def test_a_library_that_cannot_take_its_name_leaves_the_old_model(tmp_path: Path) -> None:
+def test_failed_library_rename_leaves_the_old_model(tmp_path: Path) -> None:
     model, place = tmp_path / "m.onnx", tmp_path / "act.so"
     model.write_bytes(b"old")
     with Pending(place, "library") as library:
@@ -317,7 +317,7 @@ def without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_PLACES)
-def test_a_place_where_no_library_can_be_is_refused_before_anything_is_done(
+def test_invalid_library_path_is_refused_before_compiling(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_compiling(monkeypatch)
@@ -335,7 +335,7 @@ def test_a_place_where_no_library_can_be_is_refused_before_anything_is_done(
 
 
 @pytest.mark.parametrize("name", ["in.onnx", "weights.bin"])
-def test_the_files_of_the_model_that_was_read_are_no_place_for_a_library(
+def test_library_may_not_overwrite_files_of_the_source_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_compiling(monkeypatch)
@@ -349,7 +349,7 @@ def test_the_files_of_the_model_that_was_read_are_no_place_for_a_library(
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_what_is_no_path_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_path_arguments_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_compiling(monkeypatch)
     with pytest.raises(InvalidArguments, match="a int is no path\n  where: ort_library"):
         og.onnx.save(small(), tmp_path / "m.onnx", ort_library=3)  # type: ignore[arg-type]
@@ -360,7 +360,7 @@ def test_what_is_no_path_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_stays_one_and_a_new_library_has_the_rights_of_a_new_program(tmp_path: Path) -> None:
+def test_symlink_to_a_library_stays_and_file_modes_are_right(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     link, place = tmp_path / "m.so", tmp_path / "there" / "real.so"
     link.symlink_to(place)
@@ -378,7 +378,7 @@ def test_a_link_stays_one_and_a_new_library_has_the_rights_of_a_new_program(tmp_
     assert [p.name for p in place.parent.iterdir()] == ["real.so"]
 
 
-def test_a_model_with_nothing_to_run_has_no_library(tmp_path: Path) -> None:
+def test_library_for_a_model_without_fused_ops_is_refused(tmp_path: Path) -> None:
     graph = og.parse("graph(x: f32[n]) -> (y)\n y = Exp(x)")
     with pytest.raises(InvalidArguments, match="nothing that a library would run"):
         og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
@@ -386,7 +386,7 @@ def test_a_model_with_nothing_to_run_has_no_library(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("march", ["native -fplugin=x", "@file", ""])
-def test_march_is_one_word(march: str) -> None:
+def test_march_must_be_one_word(march: str) -> None:
     with pytest.raises(InvalidArguments, match="no processors"):
         build.compiled(swish_ops(), march)
 
@@ -394,7 +394,7 @@ def test_march_is_one_word(march: str) -> None:
 # -- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_numbers_that_a_kernel_has_built_in_count_in_its_name() -> None:
+def test_op_name_depends_on_its_built_in_constants() -> None:
     names = set()
     for number in ("1.5", "2.5"):
         text = f"graph(x: f32[n]) -> (y)\n t = Exp(x)\n y = Add(t, {number})"
@@ -407,14 +407,14 @@ def test_numbers_that_a_kernel_has_built_in_count_in_its_name() -> None:
     assert wide.library[0].name not in names  # a registered op has one signature
 
 
-def test_the_text_is_a_pure_value_without_names_of_the_model() -> None:
+def test_library_source_is_deterministic_and_has_no_names_of_the_model() -> None:
     text = "graph(secret: f32[n]) -> (hidden)\n classified = Exp(secret)\n hidden = Add(classified, 1.5)"
     first, second = (library_text(drafted(og.parse(text), Request(library=True)).library).code for _ in range(2))
     assert first == second
     assert not re.search("secret|hidden|classified", first)
 
 
-def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it(tmp_path: Path) -> None:
+def test_lone_f32_swish_is_left_to_onnxruntime(tmp_path: Path) -> None:
     text = "graph(x: f32[n]) -> (y)\n s = Sigmoid(x)\n y = Multiply(x, s)"
     draft = drafted(og.parse(text), Request(library=True))
     assert [n.op_type for n in draft.proto().graph.node] == ["Sigmoid", "Mul"]
@@ -430,7 +430,7 @@ def test_a_lone_swish_that_onnxruntime_has_a_kernel_for_is_left_to_it(tmp_path: 
         ("SoftMax(t, axis=-1)", ["Add", "Softmax"]),
     ],
 )
-def test_rows_that_onnxruntime_has_faster_kernels_for_are_left_to_it(row: str, nodes: list[str]) -> None:
+def test_row_ops_that_onnxruntime_runs_faster_are_left_to_it(row: str, nodes: list[str]) -> None:
     """These are short rows, and every f32 softmax; `keep` leaves all rows."""
     text = f"graph(x: f32[n,64], w: f32[64], v: f32[64]) -> (y)\n t = Add(x, w)\n y = {row}"
     assert [n.op_type for n in drafted(og.parse(text), Request(library=True)).proto().graph.node] == nodes
@@ -440,13 +440,13 @@ def test_rows_that_onnxruntime_has_faster_kernels_for_are_left_to_it(row: str, n
     assert [n.op_type for n in kept.graph.node] == nodes
 
 
-def test_rows_of_no_element_are_an_error_of_the_run(drafts: dict[str, Any], library: str) -> None:
+def test_empty_rows_raise_an_error_at_run_time(drafts: dict[str, Any], library: str) -> None:
     run = session(drafts["a number for each row"].proto(), library)
     with pytest.raises(Exception, match="opgraph: a fused node reduces rows without elements"):
         run.run(None, {"x": np.zeros((2, 5, 0), np.float32), "k": np.ones((5, 1), np.float32)})
 
 
-def test_what_a_library_cannot_run_stays_as_it_is() -> None:
+def test_ops_on_masks_alone_are_left_to_onnxruntime() -> None:
     """Positions are not read from memory; parts of only masks and shapes are left to onnxruntime."""
     text = "graph(x: boolean[n], z: boolean[n]) -> (y)\n t = And(x, z)\n y = Not(t)"
     draft = drafted(og.parse(text), Request(library=True))
@@ -471,7 +471,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_exported_models_run_with_their_library_and_without(name: str, exported: tuple[dict[str, Any], str]) -> None:
+def test_exported_models_run_with_and_without_their_library(name: str, exported: tuple[dict[str, Any], str]) -> None:
     drafts, library = exported
     assert drafts[name].summary.units["fused"] == MODELS[name]
     model = drafts[name].proto()
@@ -485,7 +485,7 @@ def test_exported_models_run_with_their_library_and_without(name: str, exported:
             assert np.abs(got - y).max() <= 2e-6 * np.abs(y).max(), (lib, level)
 
 
-def test_saving_writes_both_files_and_a_loaded_model_fuses_again_to_the_same(tmp_path: Path) -> None:
+def test_saved_model_with_library_loads_and_fuses_the_same_again(tmp_path: Path) -> None:
     graph = small()
     og.onnx.save(graph, tmp_path / "m.onnx", ort_library=tmp_path / "m.so")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.onnx", "m.so"]

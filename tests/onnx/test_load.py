@@ -70,7 +70,7 @@ FORMS = [(r, f) for r in all_ops() for f in (r.onnx if isinstance(r.onnx, tuple)
 
 
 @pytest.mark.parametrize(("record", "form"), FORMS, ids=lambda v: getattr(v, "kind", getattr(v, "op_type", None)))
-def test_every_onnx_form_of_every_record_loads_natively_in_every_float_type(record: Any, form: Any) -> None:
+def test_every_onnx_form_of_every_op_loads_natively_in_every_dtype(record: Any, form: Any) -> None:
     opset = max(form.since, 13)
     if form.until is not None and form.until < 13:
         pytest.skip("older than what is read")
@@ -138,7 +138,7 @@ def test_every_onnx_form_of_every_record_loads_natively_in_every_float_type(reco
     ],
     ids=lambda v: v if isinstance(v, str) else None,
 )
-def test_attributes_that_a_node_leaves_out_have_onnxs_defaults(made: Any, kind: str, attrs: dict[str, Any]) -> None:
+def test_omitted_attributes_have_onnx_defaults(made: Any, kind: str, attrs: dict[str, Any]) -> None:
     op = only(og.onnx.load(made))
     assert op.kind == kind
     for name, value in attrs.items():
@@ -159,7 +159,7 @@ def test_variadic_ops_become_chains_with_the_same_value(op_type: str, count: int
 
 @pytest.mark.parametrize("low", ["none", "constant", "input"])
 @pytest.mark.parametrize("high", ["none", "constant", "input"])
-def test_clip_loads_with_bounds_of_every_sort(low: str, high: str) -> None:
+def test_clip_loads_with_absent_constant_and_input_bounds(low: str, high: str) -> None:
     names = {"none": "", "constant": "c_", "input": "i_"}
     bounds = [names[low] and names[low] + "low", names[high] and names[high] + "high"]
     constants = {n: np.float32(v) for n, v in (("c_low", -0.5), ("c_high", 0.5)) if n in bounds}
@@ -187,7 +187,7 @@ def test_powers_of_mixed_types_are_computed_in_f64(base: int, exponent: int) -> 
     assert og.onnx.load(onnx.load_from_string(_saved(graph))) == graph
 
 
-def test_cast_like_is_a_cast_to_the_type_of_the_other() -> None:
+def test_cast_like_loads_as_a_cast_to_the_other_operands_dtype() -> None:
     made = model(
         [helper.make_node("CastLike", ["x", "like"], ["y"])],
         {"x": (T.FLOAT, ["n"]), "like": (T.BFLOAT16, [1])},
@@ -197,7 +197,7 @@ def test_cast_like_is_a_cast_to_the_type_of_the_other() -> None:
     assert (op.kind, op.outputs[0].dtype) == ("TypeCast", "bf16")
 
 
-def test_constants_are_constants_however_they_are_written() -> None:
+def test_constant_nodes_and_initializers_load_as_constants() -> None:
     nodes = [
         helper.make_node("Constant", [], ["a"], value_float=1.5),
         helper.make_node("Constant", [], ["b"], value=helper.make_tensor("", T.FLOAT, [4], [1.0, 2, 3, 4])),
@@ -237,7 +237,7 @@ def _saved(graph: og.Graph) -> bytes:
 # -- shapes and ports -----------------------------------------------------------------------------------------------
 
 
-def test_symbols_are_kept_and_those_that_inference_makes_up_are_not() -> None:
+def test_stated_symbols_are_kept_and_inferred_symbols_are_not() -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["a"]),
         helper.make_node("NonZero", ["a"], ["places"]),
@@ -249,7 +249,7 @@ def test_symbols_are_kept_and_those_that_inference_makes_up_are_not() -> None:
     assert [op.outputs[0].dims for op in graph.ops] == [("batch", "seq + 1"), (2, None), (2, None)]
 
 
-def test_inputs_and_outputs_are_the_models_in_order_and_the_rest_is_dropped_with_a_note() -> None:
+def test_inputs_and_outputs_keep_their_order_and_dead_nodes_are_noted() -> None:
     nodes = [helper.make_node("Relu", ["b"], ["z"]), helper.make_node("Neg", ["a"], ["unused"])]
     made = model(nodes, {n: (T.FLOAT, [2]) for n in "acb"}, {"z": (T.FLOAT, [2]), "a": (T.FLOAT, [2])})
     graph = og.onnx.load(made)
@@ -261,7 +261,7 @@ def test_inputs_and_outputs_are_the_models_in_order_and_the_rest_is_dropped_with
 # -- wildcards ------------------------------------------------------------------------------------------------------
 
 
-def test_a_wildcard_carries_its_node_exactly_through_the_text_form() -> None:
+def test_wildcard_keeps_its_node_exactly_in_text_form() -> None:
     from opgraph.runtime.providers.onnx_node import node_of
 
     attributes = {
@@ -285,7 +285,7 @@ def test_a_wildcard_carries_its_node_exactly_through_the_text_form() -> None:
     assert only(graph).attrs["i"] == 3
 
 
-def test_dtypes_without_a_counterpart_are_carried_with_their_types() -> None:
+def test_nodes_with_unsupported_dtypes_are_carried() -> None:
     nodes = [
         helper.make_node("Cast", ["x"], ["u"], to=T.UINT16),
         helper.make_node("Add", ["u", "c"], ["v"]),
@@ -299,7 +299,7 @@ def test_dtypes_without_a_counterpart_are_carried_with_their_types() -> None:
     assert og.compile(graph)(x=np.float32([1, 2])).tolist() == [8, 9]
 
 
-def test_subgraphs_name_what_they_take_from_outside() -> None:
+def test_subgraphs_list_their_captured_values() -> None:
     then = helper.make_graph(
         [helper.make_node("Add", ["x", "c"], ["t"])], "t", [], [helper.make_empty_tensor_value_info("t")]
     )
@@ -317,7 +317,7 @@ def test_subgraphs_name_what_they_take_from_outside() -> None:
         assert run(b=np.bool_(False), x=np.float32([1, 1])).tolist() == [1, 1]
 
 
-def test_subgraphs_inside_subgraphs_take_only_what_no_graph_around_them_makes() -> None:
+def test_nested_subgraphs_capture_only_values_from_the_outer_graph() -> None:
     def branch(nodes: list[Any], out: str) -> Any:
         return helper.make_graph(nodes, out, [], [helper.make_empty_tensor_value_info(out)])
 
@@ -349,7 +349,7 @@ def swish_function(body: list[Any], name: str = "Swish", domain: str = "opgraph"
     return function
 
 
-def test_functions_of_others_are_unfolded_and_noted() -> None:
+def test_functions_of_other_domains_are_inlined_and_noted() -> None:
     body = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
     made = model(
         [helper.make_node("SiLU", ["a"], ["b"], domain="pkg", name="call")],
@@ -363,7 +363,7 @@ def test_functions_of_others_are_unfolded_and_noted() -> None:
     assert any("pkg::SiLU" in note for note in graph.notes)
 
 
-def test_defaults_of_functions_hold_through_nested_calls() -> None:
+def test_function_attribute_defaults_hold_through_nested_calls() -> None:
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("pkg", 1)]
     inner = helper.make_function("pkg", "Inner", ["x"], ["y"], [helper.make_node("Elu", ["x"], ["y"])], imports)
     inner.node[0].attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="a", type=1))
@@ -381,14 +381,14 @@ def test_defaults_of_functions_hold_through_nested_calls() -> None:
     assert only(og.onnx.load(made)).attrs["alpha"] == 0.25
 
 
-def test_a_foreign_body_under_our_name_is_not_trusted() -> None:
+def test_unknown_body_under_an_opgraph_name_is_not_trusted() -> None:
     body = [helper.make_node("Tanh", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
     made = model([helper.make_node("Swish", ["a"], ["b"], domain="opgraph", name="call")], {"a": (T.FLOAT, ["n"])},
                  {"b": (T.FLOAT, ["n"])}, domains=("opgraph",), functions=(swish_function(body),))  # fmt: skip
     assert [op.kind for op in og.onnx.load(made).ops] == ["Tanh", "Multiply"]
 
 
-def test_our_body_with_other_defaults_is_not_trusted() -> None:
+def test_opgraph_body_with_other_defaults_is_not_trusted() -> None:
     from opgraph.onnx.save import to_model
 
     made = to_model(og.parse("graph(x: f32[n,4]) -> (y)\n  y = Swish(x)"), form="function")
@@ -400,7 +400,7 @@ def test_our_body_with_other_defaults_is_not_trusted() -> None:
 
 
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
-def test_our_own_body_is_recognised(dtype: str) -> None:
+def test_opgraph_function_body_is_recognised(dtype: str) -> None:
     from opgraph.onnx.save import to_model
 
     graph = og.parse(f"graph(x: {dtype}[n,4]) -> (y)\n  y = Swish(x, alpha=1.5)")
@@ -415,7 +415,7 @@ def test_our_own_body_is_recognised(dtype: str) -> None:
 # -- kinds of model -------------------------------------------------------------------------------------------------
 
 
-def test_path_proto_and_ir_model_load_alike(tmp_path: Path) -> None:
+def test_path_proto_and_onnx_ir_model_load_alike(tmp_path: Path) -> None:
     weights = {"w": np.arange(4096, dtype=np.float32).reshape(64, 64)}
     made = model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (T.FLOAT, ["n", 64])},
                  {"y": (T.FLOAT, ["n", 64])}, weights)  # fmt: skip
@@ -433,7 +433,7 @@ def test_path_proto_and_ir_model_load_alike(tmp_path: Path) -> None:
         np.testing.assert_array_equal(g.constants[0].data, weights["w"])
 
 
-def test_ops_of_old_opsets_load_natively_if_they_have_not_changed_and_are_carried_otherwise() -> None:
+def test_ops_of_old_opsets_load_natively_if_unchanged_and_are_carried_otherwise() -> None:
     assert only(og.onnx.load(one_node("Elu", opset=11))).kind == "Elu"
     old = og.onnx.load(one_node("Clip", opset=6, min=-0.5, max=0.5))
     assert only(old).attrs["onnx_opset"] == 6
@@ -443,14 +443,14 @@ def test_ops_of_old_opsets_load_natively_if_they_have_not_changed_and_are_carrie
 
 
 @pytest.mark.parametrize("opset", range(13, 27))
-def test_every_opset_of_todays_exporters_loads(opset: int) -> None:
+def test_opsets_13_to_26_load(opset: int) -> None:
     nodes = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])]
     made = model(nodes, {"x": (T.FLOAT, ["n"])}, {"y": (T.FLOAT, ["n"])}, opset=opset)
     graph = og.onnx.load(made)
     assert [op.kind for op in graph.ops] == ["Sigmoid", "Multiply"]
 
 
-def test_something_else_is_no_model() -> None:
+def test_invalid_model_arguments_are_refused() -> None:
     with pytest.raises(og.errors.InvalidArguments, match=r"a list is no model"):
         og.onnx.load([])
     with pytest.raises(ModelError, match="which folder"):
@@ -473,7 +473,7 @@ def outside_of_nowhere() -> Any:
 
 
 @pytest.mark.parametrize("size", [4, 4000])
-def test_an_initializer_that_is_an_input_is_its_default(size: int) -> None:
+def test_initializer_of_an_input_is_its_default(size: int) -> None:
     value = np.arange(size, dtype=np.float32)
     made = model([helper.make_node("Add", ["x", "c"], ["y"])], {"x": (T.FLOAT, ["n", size]), "c": (T.FLOAT, [size])},
                  {"y": (T.FLOAT, ["n", size])}, {"c": value})  # fmt: skip
@@ -494,7 +494,7 @@ def test_an_initializer_that_is_an_input_is_its_default(size: int) -> None:
     np.testing.assert_array_equal(twin.graph.initializers["c"].const_value.numpy(), value)
 
 
-def test_sizes_are_not_inferred_from_a_default_that_a_caller_may_override() -> None:
+def test_sizes_are_not_inferred_from_an_overridable_default() -> None:
     """A Reshape whose sizes have a default, and a norm without a weight: its ones would have the default's size."""
     from opgraph.onnx.save import to_model
 
@@ -527,7 +527,7 @@ def test_sizes_are_not_inferred_from_a_default_that_a_caller_may_override() -> N
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_values_inside_a_node_that_is_read_as_several_ops_do_not_hide_those_of_the_model(node: Any, taken: str) -> None:
+def test_inner_values_of_a_decomposed_node_do_not_shadow_model_values(node: Any, taken: str) -> None:
     sizes = {"a": [None, 4], "b": [None, 4], "c": [None, 4], "w": [4]}
     nodes = [helper.make_node("Neg", ["a"], [taken]), node, helper.make_node("Exp", [taken], ["z"])]
     inputs = {**{name: (T.FLOAT, size) for name, size in sizes.items()}, "i": (T.INT64, [None, 4])}

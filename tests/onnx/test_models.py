@@ -58,13 +58,13 @@ def session(file: Path, level: str = LEVELS[-1]) -> Any:
     return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def test_every_swish_is_found_and_no_look_alike(name: str) -> None:
+def test_every_swish_and_gelu_is_found_without_false_matches(name: str) -> None:
     units = Counter(unit.name for unit in find_units(og.onnx.load(path(name))))
     assert units["swish"] == SWISHES[name]
     assert units["gelu"] == (2 if name == "gpt2" else 0)
 
 
-def test_no_pointwise_node_is_left_foreign(name: str) -> None:
+def test_every_pointwise_node_loads_as_a_native_op(name: str) -> None:
     foreign = {op.attrs["onnx_op"] for op in og.onnx.load(path(name)).ops if op.kind == "Wildcard"}
     forms = (
         form for record in all_ops() if record.is_pointwise and not isinstance(record.onnx, str) for form in record.onnx
@@ -72,7 +72,7 @@ def test_no_pointwise_node_is_left_foreign(name: str) -> None:
     assert not foreign & {form.op_type for form in forms}
 
 
-def test_the_text_form_says_everything(name: str) -> None:
+def test_text_form_round_trips(name: str) -> None:
     graph = og.onnx.load(path(name))
     constants = {t.name: t.data for t in graph.constants if t.data.size > 64}
     assert og.parse(str(graph), constants=constants) == graph
@@ -81,7 +81,7 @@ def test_the_text_form_says_everything(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["decomposed", "function", "standard", "contrib", "auto"])
-def test_every_form_is_accepted_agrees_and_is_a_fixed_point(
+def test_every_form_is_valid_agrees_and_saves_again_unchanged(
     name: str, form: str, functions: bool, tmp_path: Path
 ) -> None:
     graph = og.onnx.load(path(name))
@@ -103,7 +103,7 @@ def test_every_form_is_accepted_agrees_and_is_a_fixed_point(
         assert_agrees(name, run.run(None, {run.get_inputs()[0].name: x})[0], y)
 
 
-def test_the_fused_model_agrees_with_the_original_in_onnxruntime(name: str, tmp_path: Path) -> None:
+def test_fused_model_agrees_with_the_original_in_onnxruntime(name: str, tmp_path: Path) -> None:
     if name in NOT_IN_ONNXRUNTIME:
         pytest.skip("stock onnxruntime does not run this model")
     og.onnx.fuse(path(name), tmp_path / "m.onnx")
@@ -113,7 +113,7 @@ def test_the_fused_model_agrees_with_the_original_in_onnxruntime(name: str, tmp_
     assert_agrees(name, after.run(None, feeds)[0], expected)
 
 
-def test_compiled_and_evaluated_it_agrees_with_the_stored_outputs(name: str) -> None:
+def test_compiled_and_evaluated_results_agree_with_stored_outputs(name: str) -> None:
     graph = og.onnx.load(path(name))
     x, y = stored(name)
     truth = og.evaluate(graph, {graph.inputs[0].name: x})
@@ -125,7 +125,7 @@ def test_compiled_and_evaluated_it_agrees_with_the_stored_outputs(name: str) -> 
     assert_agrees(name, got, truth)
 
 
-def test_the_data_file_is_shared_where_the_model_is_written_beside_it(tmp_path: Path) -> None:
+def test_fused_model_in_the_same_folder_shares_the_data_file(tmp_path: Path) -> None:
     for file in ("llama.onnx", "llama.onnx.data"):
         (tmp_path / file).write_bytes((FOLDER / file).read_bytes())
     og.onnx.fuse(tmp_path / "llama.onnx")

@@ -49,9 +49,7 @@ def run(model: Any) -> np.ndarray:
         ),
     ],
 )
-def test_an_op_that_moved_is_refused_where_onnxs_converter_leaves_it_as_it_is(
-    body: str, opset: int, others: tuple[int, ...]
-) -> None:
+def test_op_with_changed_meaning_in_the_new_opset_is_refused(body: str, opset: int, others: tuple[int, ...]) -> None:
     graph = og.onnx.load(parsed(body, opset))
     for other in others:
         with pytest.raises(Unimplemented, match=f"means something else in {other}") as found:
@@ -59,13 +57,13 @@ def test_an_op_that_moved_is_refused_where_onnxs_converter_leaves_it_as_it_is(
         assert "export the model for opset" in found.value.fix
 
 
-def test_a_hardmax_of_the_last_axis_means_the_same_from_opset_13_on() -> None:
+def test_hardmax_over_the_last_axis_converts_from_opset_11_to_13() -> None:
     model = parsed("(float[2,3,4] x) => (float[2,3,4] y) { y = Hardmax <axis = -1> (x) }", 11)
     np.testing.assert_array_equal(run(to_model(og.onnx.load(model), opset=13)), run(model))
 
 
 @pytest.mark.parametrize(("form", "opset"), [("auto", 13), ("function", 20), ("contrib", 13), ("standard", 24)])
-def test_units_of_an_opset_whose_ops_are_carried_are_found_on_the_way_to_a_newer_one(form: str, opset: int) -> None:
+def test_units_are_found_when_an_opset_11_model_is_converted(form: str, opset: int) -> None:
     """A first save used to leave the units as they were, and a second one found them."""
     model = parsed("(float[2,3,4] x) => (float[2,3,4] y) { s = Sigmoid(x) y = Mul(x, s) }", 11)
     made = to_model(og.onnx.load(model), form=form, opset=opset)
@@ -78,9 +76,7 @@ def test_units_of_an_opset_whose_ops_are_carried_are_found_on_the_way_to_a_newer
 @pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["auto", "decomposed", "function", "contrib", "standard"])
 @pytest.mark.parametrize("element", ["float", "float16"])
-def test_a_model_that_imports_no_opset_of_onnx_gets_one_with_its_first_node_of_it(
-    element: str, form: str, functions: bool
-) -> None:
+def test_onnx_opset_is_imported_once_a_node_needs_it(element: str, form: str, functions: bool) -> None:
     body = "{ a = com.microsoft.QuickGelu <alpha = 1.5> (x) y = com.microsoft.QuickGelu <alpha = 0.5> (a) }"
     header = '<ir_version: 8, opset_import: ["com.microsoft" : 1]>'
     model = onnx.parser.parse_model(f"{header}\ng ({element}[2,3,4] x) => ({element}[2,3,4] y) {body}")

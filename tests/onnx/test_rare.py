@@ -62,7 +62,7 @@ def remarked() -> Any:
     return result
 
 
-def test_every_remark_comes_back_from_memory_and_from_files(tmp_path: Path) -> None:
+def test_metadata_round_trips_through_memory_and_files(tmp_path: Path) -> None:
     made = remarked()
     assert to_model(og.onnx.load(made), form="decomposed") == made
     onnx.save(made, tmp_path / "in.onnx")
@@ -71,7 +71,7 @@ def test_every_remark_comes_back_from_memory_and_from_files(tmp_path: Path) -> N
     assert onnx.load(tmp_path / "out.onnx") == remarked()
 
 
-def test_the_layout_of_data_files_comes_back_with_what_is_said_of_it(tmp_path: Path) -> None:
+def test_data_file_layout_and_metadata_are_kept(tmp_path: Path) -> None:
     onnx.save(remarked(), tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     source = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     for tensor in source.graph.initializer:
@@ -93,7 +93,7 @@ def test_the_layout_of_data_files_comes_back_with_what_is_said_of_it(tmp_path: P
     assert og.onnx.load(tmp_path / "other" / "m.onnx") == graph
 
 
-def test_what_is_said_of_the_bits_of_a_value_goes_with_it() -> None:
+def test_quantization_annotation_of_a_removed_value_is_dropped() -> None:
     made = remarked()
     del made.graph.node[0].device_configurations[:]
     made.graph.quantization_annotation.add(tensor_name="s").quant_parameter_tensor_names.add(
@@ -104,7 +104,7 @@ def test_what_is_said_of_the_bits_of_a_value_goes_with_it() -> None:
     assert [note.tensor_name for note in fused.graph.quantization_annotation] == ["x"]
 
 
-def test_a_unit_whose_node_is_placed_on_a_device_stays_what_it_is() -> None:
+def test_unit_with_a_node_placed_on_a_device_stays_unfused() -> None:
     made = remarked()
     assert [n.op_type for n in to_model(og.onnx.load(made)).graph.node] == ["Sigmoid", "Mul", "Add", "Add"]
     with pytest.raises(og.errors.Unimplemented, match="placed on a device"):
@@ -125,7 +125,7 @@ def with_function() -> Any:
                  [info("x", T.FLOAT, ["n"])], [info("y", T.FLOAT, ["n"])], functions=[function])  # fmt: skip
 
 
-def test_functions_of_others_stay_functions_where_nothing_changes() -> None:
+def test_functions_of_other_domains_are_kept_if_nothing_changes() -> None:
     made = with_function()
     graph = og.onnx.load(made)
     assert [op.kind for op in graph.ops] == ["Tanh", "Multiply", "Neg"]
@@ -134,7 +134,7 @@ def test_functions_of_others_stay_functions_where_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_other_weights_change_nothing_but_their_values(external: bool, tmp_path: Path) -> None:
+def test_new_weights_change_only_their_values(external: bool, tmp_path: Path) -> None:
     made, call = remarked(), with_function()
     made.functions.extend(call.functions)
     made.opset_import.append(helper.make_opsetid("pkg", 1))
@@ -172,7 +172,7 @@ def test_other_weights_change_nothing_but_their_values(external: bool, tmp_path:
     assert saved == source
 
 
-def test_overloads_of_others_need_a_target_that_reads_them() -> None:
+def test_overloads_of_other_domains_need_a_target_that_reads_them() -> None:
     made = with_function()
     made.functions[0].overload = made.graph.node[0].overload = "f"
     graph = og.onnx.load(made)
@@ -181,14 +181,14 @@ def test_overloads_of_others_need_a_target_that_reads_them() -> None:
         to_model(graph, target="onnxruntime==1.17")
 
 
-def test_an_overload_of_nothing_is_refused() -> None:
+def test_overload_without_a_function_is_refused() -> None:
     made = model([helper.make_node("Relu", ["x"], ["y"], overload="f")], [info("x", T.FLOAT, ["n"])],
                  [info("y", T.FLOAT, ["n"])])  # fmt: skip
     with pytest.raises(ModelError, match="no function has the overload 'f'"):
         og.onnx.load(made)
 
 
-def test_a_loop_is_carried_and_runs() -> None:
+def test_loop_node_is_carried_and_runs() -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["c_out"]), helper.make_node("Mul", ["s", "outer"], ["s_out"]),
          helper.make_node("Identity", ["s"], ["scan"])],
@@ -208,7 +208,7 @@ def test_a_loop_is_carried_and_runs() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_a_quantized_model_passes_untouched() -> None:
+def test_quantized_model_stays_unchanged() -> None:
     """Quantize and dequantize nodes stay, and so do the nodes between them."""
     nodes = [helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
              helper.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]), helper.make_node("Sigmoid", ["d"], ["g"]),
@@ -259,7 +259,7 @@ def sequence() -> Any:
     ],
     ids=["a sequence of maps", "a map", "a sequence"],
 )
-def test_maps_and_sequences_go_in_and_out_and_through_the_text_form(made: Any, value: Any, expected: Any) -> None:
+def test_maps_and_sequences_run_and_round_trip_through_text(made: Any, value: Any, expected: Any) -> None:
     graph = og.onnx.load(made)
     assert to_model(graph, form="decomposed") == made
     again = og.parse(str(graph))
@@ -278,21 +278,21 @@ def sparse_constant(dims: list[int], at: list[int]) -> Any:
     return model(nodes, [info("x", T.FLOAT, dims)], [info("y", T.FLOAT, dims)])
 
 
-def test_a_sparse_constant_is_computed_with_and_stays_sparse() -> None:
+def test_sparse_constant_is_computed_and_stays_sparse() -> None:
     made = sparse_constant([2, 3], [1, 2])
     graph = og.onnx.load(made)
     assert og.compile(graph)(x=np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 2]]
     assert to_model(graph, form="decomposed") == made
 
 
-def test_a_huge_sparse_constant_is_carried_and_costs_nothing() -> None:
+def test_huge_sparse_constant_is_carried_without_densifying() -> None:
     made = sparse_constant([1 << 20, 1 << 20], [1, 2])
     graph = og.onnx.load(made)
     assert [op.kind for op in graph.ops] == ["Wildcard", "Add"]
     assert to_model(graph, form="decomposed") == made
 
 
-def test_sparse_constants_that_would_be_huge_together_stay_sparse_from_there_on() -> None:
+def test_sparse_constants_over_a_total_size_limit_stay_sparse() -> None:
     sparse = sparse_constant([1 << 22], [3]).graph.node[0].attribute[0].sparse_tensor
     nodes = [helper.make_node("Constant", [], [f"c{k}"], sparse_value=sparse) for k in range(6)]
     made = model([*nodes, helper.make_node("Sum", [f"c{k}" for k in range(6)], ["y"])], [],
@@ -302,7 +302,7 @@ def test_sparse_constants_that_would_be_huge_together_stay_sparse_from_there_on(
     assert to_model(graph, form="decomposed") == made
 
 
-def test_an_absent_optional_operand_stays_absent() -> None:
+def test_absent_optional_operand_stays_absent() -> None:
     nodes = [helper.make_node("Clip", ["x", "", "high"], ["c"]),
              helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="nearest")]  # fmt: skip
     made = model(nodes, [info("x", T.FLOAT, [1, 2])], [info("y", T.FLOAT, [1, 4])], initializer=[
@@ -335,7 +335,7 @@ def sparse_weight() -> Any:
     return made
 
 
-def test_sparse_initializers_are_computed_with_and_stay_sparse(tmp_path: Path) -> None:
+def test_sparse_initializers_are_computed_and_stay_sparse(tmp_path: Path) -> None:
     made = sparse_weight()
     graph = og.onnx.load(made)
     assert [t.name for t in graph.inputs] == ["x"]
@@ -351,7 +351,7 @@ def test_sparse_initializers_are_computed_with_and_stay_sparse(tmp_path: Path) -
     np.testing.assert_allclose(ort.InferenceSession(fused.SerializeToString()).run(None, {"x": x})[0], want, rtol=1e-6)
 
 
-def test_a_sparse_initializer_of_other_numbers_becomes_dense(tmp_path: Path) -> None:
+def test_sparse_initializer_with_new_values_becomes_dense(tmp_path: Path) -> None:
     new = np.arange(300, dtype=np.float32)
     og.onnx.save(og.onnx.load(sparse_weight()), tmp_path / "m.onnx", form="decomposed", weights={"b": new})
     written = onnx.load(tmp_path / "m.onnx")
@@ -359,7 +359,7 @@ def test_a_sparse_initializer_of_other_numbers_becomes_dense(tmp_path: Path) -> 
     assert np.array_equal(onnx.numpy_helper.to_array(written.graph.initializer[1]), new)
 
 
-def test_an_output_listed_twice_is_one_of_the_graph_and_two_of_the_file() -> None:
+def test_output_listed_twice_is_loaded_once_and_saved_twice() -> None:
     made = model([helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Neg", ["y"], ["z"])],
                  [info("x", T.FLOAT, ["n"])], [info(name, T.FLOAT, ["n"]) for name in ("y", "z", "y")])  # fmt: skip
     graph = og.onnx.load(made)
@@ -383,7 +383,7 @@ def with_training() -> Any:
     return made
 
 
-def test_training_info_stays_where_the_graph_stays_and_is_never_dropped() -> None:
+def test_training_info_is_kept_or_changes_are_refused() -> None:
     graph = og.onnx.load(with_training())
     assert "training_info is carried, and not read" in str(graph.explain())
     assert to_model(graph, form="decomposed") == with_training()
@@ -394,7 +394,7 @@ def test_training_info_stays_where_the_graph_stays_and_is_never_dropped() -> Non
 
 
 @pytest.mark.filterwarnings("ignore:onnxruntime cannot run:RuntimeWarning")
-def test_float4_values_come_out_as_they_are() -> None:
+def test_float4_values_are_returned_unchanged() -> None:
     """onnxruntime (1.32) returns a byte for each element, and only every second one belongs to the result."""
     numbers = onnx.TensorProto(name="w", data_type=T.FLOAT4E2M1, dims=[3], raw_data=b"\x21\x0f")
     nodes = [helper.make_node("Constant", [], ["y"], value=numbers)]
@@ -412,7 +412,7 @@ def test_float4_values_come_out_as_they_are() -> None:
 @pytest.mark.filterwarnings("ignore:onnxruntime cannot run:RuntimeWarning")
 @pytest.mark.parametrize("element", [T.FLOAT8E4M3FN, T.FLOAT8E4M3FNUZ, T.FLOAT8E5M2, T.FLOAT8E5M2FNUZ])
 @pytest.mark.parametrize("saturate", [0, 1])
-def test_the_reference_computes_with_the_numbers_of_float8_and_not_with_their_bits(element: int, saturate: int) -> None:
+def test_float8_values_are_computed_as_numbers_not_bits(element: int, saturate: int) -> None:
     nodes = [helper.make_node("Cast", ["x"], ["a"], to=element, saturate=saturate),
              helper.make_node("Cast", ["a"], ["b"], to=T.FLOAT), helper.make_node("Neg", ["b"], ["y"])]  # fmt: skip
     made = model(nodes, [info("x", T.FLOAT, ["n"])], [info("y", T.FLOAT, ["n"]), info("a", element, ["n"])])

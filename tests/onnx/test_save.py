@@ -91,7 +91,7 @@ def graphs_of(record: OpDef) -> list[tuple[og.Graph, dict[str, np.ndarray]]]:
 
 
 @pytest.mark.parametrize("record", POINTWISE, ids=lambda r: r.kind)
-def test_every_op_round_trips_and_means_the_same_in_onnxs_evaluator(record: OpDef) -> None:
+def test_every_op_round_trips_and_agrees_with_the_onnx_evaluator(record: OpDef) -> None:
     for graph, feeds in graphs_of(record):
         where = str(graph)
         form = "function" if record.kind == "Swish" else "decomposed"
@@ -156,7 +156,7 @@ def source_graph(dtype: str, alpha: float) -> og.Graph:
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
 @pytest.mark.parametrize("dtype", dtypes.FLOATS)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_swish_agrees_and_is_a_fixed_point(form: str, dtype: str, alpha: float) -> None:
+def test_every_form_of_swish_agrees_and_saves_again_unchanged(form: str, dtype: str, alpha: float) -> None:
     graph = source_graph(dtype, alpha)
     made = to_model(graph, form=form)
     onnx.checker.check_model(made, full_check=True)
@@ -192,7 +192,7 @@ def test_every_form_of_swish_agrees_and_is_a_fixed_point(form: str, dtype: str, 
         assert_close(got, expected, (form, level))
 
 
-def test_function_bodies_differ_by_dtype() -> None:
+def test_function_body_of_swish_depends_on_dtype() -> None:
     ops = {
         d: [n.op_type for n in to_model(source_graph(d, 1.5), form="function").functions[0].node] for d in dtypes.FLOATS
     }
@@ -202,7 +202,7 @@ def test_function_bodies_differ_by_dtype() -> None:
     assert "Sigmoid" not in ops["f64"]
 
 
-def test_onnxruntime_makes_one_kernel_of_the_f32_function(tmp_path: Path) -> None:
+def test_onnxruntime_fuses_the_f32_swish_function_into_one_kernel(tmp_path: Path) -> None:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
@@ -211,19 +211,19 @@ def test_onnxruntime_makes_one_kernel_of_the_f32_function(tmp_path: Path) -> Non
     assert [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node] == ["QuickGelu"]
 
 
-def test_quick_gelu_is_left_in_auto_and_always_states_its_alpha() -> None:
+def test_auto_form_keeps_quick_gelu_and_contrib_form_writes_its_alpha() -> None:
     graph = og.onnx.load(to_model(source_graph("f32", 1.0), form="contrib"))
     assert to_model(graph).graph.node[0].op_type == "QuickGelu"
     assert to_model(graph, form="contrib").graph.node[0].attribute[0].f == 1.0
 
 
-def test_look_alikes_stay() -> None:
+def test_swish_look_alikes_are_not_fused() -> None:
     text = "graph(x: f32[n,8], z: f32[n,8]) -> (y)\n  s = Sigmoid(z)\n  y = Multiply(x, s)"
     made = to_model(og.onnx.load(to_model(og.parse(text))), form="function")
     assert [n.op_type for n in made.graph.node] == ["Sigmoid", "Mul"]
 
 
-def test_a_sigmoid_that_is_needed_elsewhere_stays() -> None:
+def test_sigmoid_with_another_reader_stays() -> None:
     text = "graph(x: f32[n,8]) -> (y, s)\n  s = Sigmoid(x)\n  y = Multiply(x, s)"
     made = accepted(to_model(og.onnx.load(to_model(og.parse(text))), form="function"))
     assert [n.op_type for n in made.graph.node] == ["Sigmoid", "Swish"]
@@ -273,7 +273,7 @@ def exported(folder: Path, opset: int = 20) -> Path:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_names_metadata_initializers_opsets_and_symbols_survive(tmp_path: Path, form: str) -> None:
+def test_names_metadata_initializers_opsets_and_symbols_are_kept(tmp_path: Path, form: str) -> None:
     path = exported(tmp_path)
     before = onnx.load(path, load_external_data=False)
     summary = written(og.onnx.load(path), tmp_path / "out.onnx", Request(form=form))
@@ -301,7 +301,7 @@ def test_names_metadata_initializers_opsets_and_symbols_survive(tmp_path: Path, 
     assert summary.nodes_after == len(after.graph.node)
 
 
-def test_another_folder_gets_its_own_data_file(tmp_path: Path) -> None:
+def test_model_saved_to_another_folder_gets_its_own_data_file(tmp_path: Path) -> None:
     path, other = exported(tmp_path / "a"), tmp_path / "b"
     other.mkdir()
     og.onnx.save(og.onnx.load(path), other / "out.onnx")
@@ -322,7 +322,7 @@ def test_saving_over_the_source_keeps_its_data(tmp_path: Path) -> None:
     np.testing.assert_array_equal(og.onnx.load(path).constants[0].data, weights)
 
 
-def test_dead_nodes_and_unused_initializers_are_not_ours_to_drop(tmp_path: Path) -> None:
+def test_dead_nodes_and_unused_initializers_are_kept(tmp_path: Path) -> None:
     made = onnx.load(exported(tmp_path))
     made.graph.node.append(helper.make_node("Relu", ["x"], ["dead"], name="dead"))
     after = to_model(og.onnx.load(made))
@@ -346,7 +346,7 @@ def test_fused_partitions_become_functions_on_request() -> None:
         np.testing.assert_allclose(session(made, level).run(None, feeds)[0], reference(made, feeds)[0], rtol=1e-4)
 
 
-def test_an_input_keeps_its_default_where_a_function_no_longer_reads_it() -> None:
+def test_input_that_a_function_no_longer_reads_keeps_its_default() -> None:
     """A CastLike inside a function is a Cast, without its second operand."""
     nodes = [helper.make_node("Mul", ["x", "x"], ["a"]), helper.make_node("CastLike", ["a", "like"], ["y"])]
     ports = [helper.make_tensor_value_info(n, T.FLOAT, s) for n, s in (("x", [3]), ("like", []), ("y", [3]))]
@@ -360,7 +360,7 @@ def test_an_input_keeps_its_default_where_a_function_no_longer_reads_it() -> Non
 
 
 @pytest.mark.parametrize("lone", [False, True])
-def test_a_unit_inside_a_function_is_found_by_onnxruntime_in_two_bytes_too(lone: bool) -> None:
+def test_f16_unit_inside_a_function_runs_in_onnxruntime(lone: bool) -> None:
     """onnxruntime finds no overload from inside a function, so the unit is decomposed instead."""
     text = (
         "graph(x: f16[n,4], k: f16[4]) -> (y, z{0})\n t = Multiply(x, k)\n s = Sigmoid(t)\n y = Multiply(x, s)\n"
@@ -380,7 +380,7 @@ def test_a_unit_inside_a_function_is_found_by_onnxruntime_in_two_bytes_too(lone:
     assert [n.domain for n in again.graph.node] == [n.domain for n in made.graph.node]
 
 
-def test_text_of_an_imported_graph_saves_like_the_graph(tmp_path: Path) -> None:
+def test_parsed_text_of_an_imported_graph_saves_like_the_graph(tmp_path: Path) -> None:
     graph = og.onnx.load(exported(tmp_path))
     parsed = og.parse(str(graph), constants={t.name: t.data for t in graph.constants if t.data.size > 64})
     assert parsed.source is None
@@ -388,7 +388,7 @@ def test_text_of_an_imported_graph_saves_like_the_graph(tmp_path: Path) -> None:
     assert og.onnx.load(made) == graph
 
 
-def test_fuse_gives_back_what_it_got(tmp_path: Path) -> None:
+def test_fuse_returns_the_kind_of_model_it_was_given(tmp_path: Path) -> None:
     path = exported(tmp_path)
     assert og.onnx.fuse(str(path)) == str(tmp_path / "m.fused.onnx")
     assert og.onnx.fuse(path, tmp_path / "o.onnx") == tmp_path / "o.onnx"
@@ -406,7 +406,7 @@ def test_fuse_gives_back_what_it_got(tmp_path: Path) -> None:
 # -- targets --------------------------------------------------------------------------------------------------------
 
 
-def test_versions_are_held_to_what_the_target_reads() -> None:
+def test_opset_and_ir_version_stay_within_limits_of_the_target() -> None:
     made = to_model(source_graph("f32", 1.0), form="decomposed")
     made.ir_version = onnx.IR_VERSION
     lowered = to_model(og.onnx.load(made), target="onnxruntime==1.31")
@@ -425,7 +425,7 @@ def test_versions_are_held_to_what_the_target_reads() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 3000, 100_000])
-def test_a_model_that_finds_no_room_leaves_nothing_behind(size: int, tmp_path: Path) -> None:
+def test_save_to_a_full_disk_leaves_no_files(size: int, tmp_path: Path) -> None:
     graph = og.Graph()
     graph.add_op("Add", graph.input("x", "f32", (size,)), graph.constant("c", np.ones(size, np.float32)))
     with room_for(64), pytest.raises(ModelError, match="File too large"):
@@ -440,7 +440,7 @@ def one_node(op: str, opset: int, ir_version: int) -> Any:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
 
 
-def test_the_installed_onnxruntime_reads_what_the_table_of_targets_says() -> None:
+def test_target_table_states_limits_of_the_installed_onnxruntime() -> None:
     target = target_of(f"onnxruntime=={ort.__version__}")
     newest = (target.opset, target.ir_version)
     session(one_node("Sigmoid", *newest))
@@ -454,7 +454,7 @@ def test_the_installed_onnxruntime_reads_what_the_table_of_targets_says() -> Non
             session(one_node(op, opset, ir_version))
 
 
-def test_a_target_that_is_too_old_for_a_node_is_told_from_one_that_reads_it() -> None:
+def test_node_is_refused_for_an_old_target_and_kept_for_a_newer_one() -> None:
     graph = og.onnx.load(one_node("SwiGLU", 28, 14))
     with pytest.raises(Unimplemented, match=r"SwiGLU would change on the way to 26[^§]*onnxruntime==1\.32"):
         to_model(graph, keep=["swiglu"], target="onnxruntime==1.31")
@@ -462,7 +462,7 @@ def test_a_target_that_is_too_old_for_a_node_is_told_from_one_that_reads_it() ->
     assert [n.op_type for n in kept.graph.node] == ["SwiGLU"]
 
 
-def test_a_model_is_moved_to_opset_24_only_where_that_changes_no_node() -> None:
+def test_standard_form_moves_to_opset_24_only_if_no_node_changes() -> None:
     graph = source_graph("f32", 1.0)
     assert to_model(graph, form="standard").opset_import[0].version == 24
     nodes = [helper.make_node("Sigmoid", ["x"], ["s"]), helper.make_node("Mul", ["x", "s"], ["m"]),
@@ -487,20 +487,20 @@ def test_a_model_is_moved_to_opset_24_only_where_that_changes_no_node() -> None:
     ],
     ids=str,
 )
-def test_arguments_that_make_no_sense(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises((InvalidArguments, Unimplemented), match="fix:"):
         to_model(og.parse("graph(x: f32[n]) -> (y)\n y = ReLU(x)"), **arguments)
 
 
 @pytest.mark.parametrize("weights", [3, ["c"], "c", {"d": 1}, {3: 1}])
-def test_weights_are_a_dict_by_name(weights: Any, tmp_path: Path) -> None:
+def test_weights_other_than_a_dict_by_name_are_refused(weights: Any, tmp_path: Path) -> None:
     graph = og.parse("graph(x: f32[n]) -> (y)\n const c: f32[] = 2.0\n y = Add(x, c)")
     with pytest.raises(InvalidArguments, match="weights"):
         og.onnx.save(graph, tmp_path / "m.onnx", weights=weights)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_target_that_is_newer_than_all_that_was_measured_is_noted() -> None:
+def test_target_newer_than_the_table_is_noted() -> None:
     graph = og.parse("graph(x: f32[n]) -> (y)\n y = ReLU(x)")
     newest = target_of("onnxruntime").version
     for target, notes in ((f"onnxruntime==1.{newest[1]}", 0), (f"onnxruntime==1.{newest[1] + 1}", 1)):
@@ -508,7 +508,7 @@ def test_a_target_that_is_newer_than_all_that_was_measured_is_noted() -> None:
         assert sum("newer than all that was measured" in note for note in summary.notes) == notes
 
 
-def test_what_onnx_cannot_say_is_refused_by_name() -> None:
+def test_graphs_without_an_onnx_form_are_refused() -> None:
     cases = {
         "gamma family": "graph(x: f32[n]) -> (y)\n y = Lgamma(x)",
         "BitShift": 'graph(x: s32[n]) -> (y)\n y = BitShift(x, x, direction="LEFT")',
@@ -528,7 +528,7 @@ def test_what_onnx_cannot_say_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("failing", ["replace", "fsync", "second replace", "link"])
-def test_a_save_that_fails_leaves_everything_as_it_was(
+def test_failed_save_leaves_existing_files_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     path, folder = exported(tmp_path / "a"), tmp_path / "b"
@@ -550,7 +550,7 @@ def test_a_save_that_fails_leaves_everything_as_it_was(
     assert {name: (folder / name).read_bytes() for name in os.listdir(folder)} == before
 
 
-def test_a_failing_first_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_first_save_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = og.onnx.load(exported(tmp_path / "a"))
     (tmp_path / "b").mkdir()
     calls = itertools.count(1)
@@ -567,7 +567,7 @@ def test_a_failing_first_save_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(tmp_path / "b") == []
 
 
-def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_paths_are_refused(tmp_path: Path) -> None:
     graph = og.parse("graph(x: f32[n]) -> (y)\n y = ReLU(x)")
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "none" / "m.onnx", tmp_path / "file" / "m.onnx", str(tmp_path) + "/a\0b"):
@@ -576,13 +576,13 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_new_file_has_the_mode_of_other_new_files(tmp_path: Path) -> None:
+def test_saved_file_has_the_default_file_mode(tmp_path: Path) -> None:
     og.onnx.save(og.parse("graph(x: f32[n]) -> (y)\n y = ReLU(x)"), tmp_path / "m.onnx")
     (tmp_path / "other").write_text("")
     assert (tmp_path / "m.onnx").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_large_composed_models_put_their_data_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_of_a_composed_graph_go_to_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgraph.onnx.write._INLINE_BYTES", 10_000)
     graph = og.Graph()
     x = graph.input("x", shape=(64, 64))
@@ -596,7 +596,7 @@ def test_large_composed_models_put_their_data_beside_them(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize(("kind", "attrs"), [("Celu", {"alpha": -1.5}), ("Squeeze", {"axes": []})])
-def test_what_onnxruntime_takes_for_something_else_is_written_in_another_way(
+def test_ops_that_onnxruntime_computes_wrongly_are_written_differently(
     kind: str, attrs: dict[str, Any], dtype: str
 ) -> None:
     graph = og.Graph()
@@ -608,7 +608,7 @@ def test_what_onnxruntime_takes_for_something_else_is_written_in_another_way(
     np.testing.assert_allclose(got, expected, rtol=RESOLUTION[dtype])
 
 
-def test_a_reshape_to_an_array_of_another_dtype_is_a_function_too() -> None:
+def test_reshape_to_an_array_of_another_dtype_runs_in_onnxruntime() -> None:
     graph = og.parse("graph(x: f32[2,3], like: f16[3,2]) -> (y)\n  y = ReshapeTo(x, like)")
     made = accepted(to_model(graph, form="function"))
     x, like = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((3, 2), np.float16)

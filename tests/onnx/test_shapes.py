@@ -47,7 +47,7 @@ def kinds(graph: og.Graph) -> list[str]:
         ),
     ],
 )
-def test_a_shape_that_only_reshapes_read_is_no_op(old: str, new: str, expected: list[str]) -> None:
+def test_shape_read_only_by_reshapes_loads_as_reshape_to(old: str, new: str, expected: list[str]) -> None:
     text = MODEL.replace(old, new).replace("{0, 3, 2}>", "{0, 3, 2}, int64 k0 = {1}>" if "k0" in new else "{0, 3, 2}>")
     model = onnx.parser.parse_model(text)
     graph = og.onnx.load(model, library=True)
@@ -62,7 +62,7 @@ def test_a_shape_that_only_reshapes_read_is_no_op(old: str, new: str, expected: 
 
 
 @pytest.mark.parametrize("opset", [13, 18])
-def test_a_gradient_over_sizes_that_nobody_knows_is_written_and_runs_in_onnxruntime(opset: int) -> None:
+def test_gradient_with_unknown_sizes_is_saved_and_runs_in_onnxruntime(opset: int) -> None:
     text = "graph(x: f32[n,h,w]) -> (y)\n r = StaticReshape(x, shape=[0,-1], special_zero=true)\n y = Exp(r)"
     graph = og.gradient(og.parse(text), wrt=("x",))
     assert [op.kind for op in graph.ops][-1] == "ReshapeTo"
@@ -74,7 +74,7 @@ def test_a_gradient_over_sizes_that_nobody_knows_is_written_and_runs_in_onnxrunt
 
 
 @pytest.mark.parametrize("library", [False, True])
-def test_old_sizes_that_a_model_states_of_values_do_not_hold_where_its_inputs_have_symbols(library: bool) -> None:
+def test_stale_stated_sizes_are_ignored_if_inputs_have_symbols(library: bool) -> None:
     """Making a batch symbolic by hand leaves old numbers in the model; onnxruntime warns and runs such a model."""
     made = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]>
@@ -96,7 +96,7 @@ def test_old_sizes_that_a_model_states_of_values_do_not_hold_where_its_inputs_ha
             np.testing.assert_allclose(y, expected, rtol=1e-4)
 
 
-def test_what_onnx_infers_no_type_of_or_another_has_its_own() -> None:
+def test_values_get_the_right_dtype_where_onnx_infers_none_or_a_wrong_one() -> None:
     """GroupNormalization of opset 21 has no type inference; onnx's evaluator gives s64 for sums of s32."""
     head = '<ir_version: 9, opset_import: ["" : 21]>\n'
     model = onnx.parser.parse_model(
@@ -113,7 +113,7 @@ def test_what_onnx_infers_no_type_of_or_another_has_its_own() -> None:
     assert made.dtype == np.int32 and made.tolist() == [3, 3]
 
 
-def test_sizes_that_a_model_states_wrongly_are_an_error_where_the_true_ones_do_not_fit() -> None:
+def test_wrongly_stated_sizes_raise_only_if_the_true_sizes_do_not_fit() -> None:
     made = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 18]>
         g (float[4,6] x, int64[2] s, float[8,5] w) => (float[p,5] y)

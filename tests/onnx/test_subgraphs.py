@@ -36,7 +36,7 @@ def run(model: Any, feeds: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["og_t", "q"])
-def test_values_inside_a_subgraph_may_have_the_names_that_a_region_gives_its_own(name: str) -> None:
+def test_subgraph_values_may_have_the_names_of_generated_values(name: str) -> None:
     inner = [f"{name}{number}" for number in range(6)] + ["og0_t0", "og1_t1"]
     lines = "\n".join(f"{made} = Exp({read})" for read, made in zip(["s", *inner], inner))
     model = parsed(
@@ -70,7 +70,7 @@ SHADOWED = [
 
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("node", SHADOWED)
-def test_a_name_of_a_body_is_its_own_where_another_body_reads_that_name_from_outside(node: str, text: bool) -> None:
+def test_subgraph_value_may_shadow_an_outer_name(node: str, text: bool) -> None:
     model = parsed(
         f"""g (float[n,4] x, bool c) => (float[n,4] y) <int64 three = {{3}}> {{
         s = Sigmoid(x)
@@ -86,7 +86,7 @@ def test_a_name_of_a_body_is_its_own_where_another_body_reads_that_name_from_out
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_new_values_have_no_name_that_a_subgraph_defines(text: bool) -> None:
+def test_new_values_avoid_names_defined_in_subgraphs(text: bool) -> None:
     model = parsed(
         """g (float[n,4] x, bool c) => (float[n,4] y) {
         z = com.microsoft.QuickGelu <alpha = 1.5> (x)
@@ -109,7 +109,7 @@ def test_new_values_have_no_name_that_a_subgraph_defines(text: bool) -> None:
             np.testing.assert_allclose(run(written, feeds), run(model, feeds), rtol=1e-5)
 
 
-def test_an_opset_is_changed_only_where_that_changes_no_node_of_a_subgraph() -> None:
+def test_opset_changes_only_if_no_node_of_a_subgraph_changes() -> None:
     body = """g (float[2,3] x, bool c) => (float[2,1] y) {{
         h = Sigmoid(x) m = Mul(x, h)
         y = If (c) <then_branch = a () => (float[2,1] t) {{ t = ReduceMean <axes = [1]> (m) }},
@@ -131,7 +131,7 @@ def test_an_opset_is_changed_only_where_that_changes_no_node_of_a_subgraph() -> 
 
 
 @pytest.mark.parametrize("passed", ["", "<b = 0.25>"])
-def test_an_attribute_that_a_function_passes_on_may_be_left_out_by_its_caller(passed: str) -> None:
+def test_attribute_passed_through_a_function_may_be_omitted_by_its_caller(passed: str) -> None:
     """Then the default of the inner function holds, as in onnxruntime."""
     model = parsed(
         f"""g (float[n,4] x) => (float[n,4] y) {{ y = d.Outer {passed} (x) }}
@@ -160,7 +160,7 @@ FOLDED = {
 
 @pytest.mark.parametrize("opset", [18, 22])
 @pytest.mark.parametrize("text", FOLDED.values(), ids=FOLDED)
-def test_a_model_with_functions_is_the_same_however_often_it_is_loaded(text: str, opset: int) -> None:
+def test_model_with_functions_is_unchanged_by_load_and_save(text: str, opset: int) -> None:
     """onnx's inliner gives the values and nodes of a body other names at each load."""
     for form in ("decomposed", "auto"):
         model = to_model(og.parse(text), form=form, functions=True, opset=opset)
@@ -168,7 +168,7 @@ def test_a_model_with_functions_is_the_same_however_often_it_is_loaded(text: str
         assert to_model(og.onnx.load(model), form=form, functions=True) == model
 
 
-def test_what_f32_models_have_for_a_unit_is_what_a_fused_16_bit_body_computes_with() -> None:
+def test_fused_16_bit_functions_use_the_f32_form_of_a_unit() -> None:
     """onnxruntime takes longer for a decomposed Gelu, and finds no overload inside a body."""
     for name, op_type in (("gelu", "Gelu"), ("swish", "Swish")):
         model = to_model(og.parse(FOLDED[name]), functions=True)
@@ -177,7 +177,7 @@ def test_what_f32_models_have_for_a_unit_is_what_a_fused_16_bit_body_computes_wi
         assert [n.op_type for n in body if n.op_type == op_type] and not any(n.overload for n in body)
 
 
-def test_a_function_of_another_opset_is_unfolded_where_its_nodes_mean_the_same_in_the_models() -> None:
+def test_function_of_another_opset_is_inlined_if_its_nodes_keep_their_meaning() -> None:
     body = """g (float[n,4] x) => (float[n,4] y) {{ y = d.F (x) }}
         <domain: "d", opset_import: ["" : {1}]>
         F (u) => (v) {{ s = Sigmoid(u) v = {0} }}"""
@@ -199,13 +199,13 @@ def test_a_function_of_another_opset_is_unfolded_where_its_nodes_mean_the_same_i
             og.onnx.load(other)
 
 
-def test_an_opset_is_not_lowered_past_an_attribute_of_a_node() -> None:
+def test_opset_is_not_lowered_below_a_nodes_attribute() -> None:
     model = parsed("g (float[n,4] x) => (float[n,4] y) { y = ReduceMean <noop_with_empty_axes = 1> (x) }")
     with pytest.raises(Unimplemented, match="ReduceMean would change on the way to 17"):
         to_model(og.onnx.load(model), opset=17)
 
 
-def test_fused_partitions_that_differ_in_the_bodies_that_they_call_are_functions_of_their_own() -> None:
+def test_fused_partitions_calling_different_bodies_are_separate_functions() -> None:
     graph = og.parse(
         """graph(x: f32[3,3,3], z: f32[3,3,3,3], slope: f32[3]) -> (y, w)
         a = PReLU(x, slope, data_format="NCX", per_channel_broadcast=true)
@@ -222,7 +222,7 @@ def test_fused_partitions_that_differ_in_the_bodies_that_they_call_are_functions
         np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
-def test_a_call_of_a_function_that_stays_is_not_changed_where_others_are_unfolded() -> None:
+def test_kept_function_calls_do_not_change_when_others_are_inlined() -> None:
     graph = og.parse(
         """graph(x: f32[2,4], b: f32[4]) -> (y)
         a = BiasAdd(x, b)
@@ -232,7 +232,7 @@ def test_a_call_of_a_function_that_stays_is_not_changed_where_others_are_unfolde
     assert to_model(og.onnx.load(written), functions=True) == written
 
 
-def test_a_cast_to_the_type_of_a_value_does_not_wait_for_that_value_in_a_fused_function() -> None:
+def test_fused_cast_like_does_not_depend_on_its_type_operand() -> None:
     model = parsed(
         """g (float[n,4] x, float[n,4] z) => (float[n,4] y, float[n,4] w) {
         p = Exp(x)
@@ -250,7 +250,7 @@ def test_a_cast_to_the_type_of_a_value_does_not_wait_for_that_value_in_a_fused_f
     np.testing.assert_allclose(run(written, feeds), run(model, feeds), rtol=1e-5)
 
 
-def test_functions_import_the_version_of_their_domain_that_the_model_does() -> None:
+def test_functions_import_their_domain_at_the_models_version() -> None:
     model = parsed(
         """g (float[n,4] x) => (float[n,4] y) {
         p = Softplus(x)
@@ -265,7 +265,7 @@ def test_functions_import_the_version_of_their_domain_that_the_model_does() -> N
 
 
 @pytest.mark.parametrize("dtype", ["float", "double", "float16"])
-def test_what_a_function_says_of_its_values_is_not_so_in_every_call(dtype: str) -> None:
+def test_types_stated_inside_a_function_do_not_hold_for_every_call(dtype: str) -> None:
     model = parsed(
         f"""g ({dtype}[3,4] x, {dtype}[5] z) => ({dtype}[3,4] y, {dtype}[5] w) {{
         y = my.gate(x)
@@ -286,7 +286,7 @@ def test_what_a_function_says_of_its_values_is_not_so_in_every_call(dtype: str) 
     np.testing.assert_allclose(result, e / (1 + np.exp(-e)), rtol=2e-3 if dtype == "float16" else 1e-6)
 
 
-def test_a_type_that_only_a_function_states_is_kept_without_its_sizes() -> None:
+def test_dtype_stated_only_in_a_function_is_kept_without_its_sizes() -> None:
     model = parsed(
         """g (float[3,4] x) => (float[3,4] y) { y = my.gate(x) }
         <opset_import: ["" : 21, "com.microsoft" : 1], domain: "my"> gate (a) => (r) <float[7] e> {

@@ -190,7 +190,7 @@ def trained(graph: og.Graph, names: Any) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("library", [False, True])
-def test_gradients_are_those_of_a_twin(case: Any, library: bool) -> None:
+def test_gradients_agree_with_an_equal_torch_model(case: Any, library: bool) -> None:
     model, tensors, twin, names, x = case
     g = og.onnx.load(model, library=library)
     f = og.compile(g, wrt=names)
@@ -207,7 +207,7 @@ def test_gradients_are_those_of_a_twin(case: Any, library: bool) -> None:
     assert all(found[n].tobytes() == again[n].tobytes() for n in names)
 
 
-def test_the_reference_gives_gradients_in_float64(case: Any) -> None:
+def test_reference_computes_gradients_in_float64(case: Any) -> None:
     model, tensors, twin, names, x = case
     g = og.onnx.load(model)
     h = og.gradient(g, names)
@@ -220,7 +220,7 @@ def test_the_reference_gives_gradients_in_float64(case: Any) -> None:
         assert off(made[f"d_{name}"], expected[name]) <= 1e-12, name
 
 
-def test_gradients_are_the_slopes_of_onnxruntime_in_float64() -> None:
+def test_gradients_agree_with_finite_differences_in_onnxruntime() -> None:
     """They are compared along a random direction for each weight; onnxruntime has the nodes of the block in f64."""
     random = np.random.default_rng(4)
     tensors = block_tensors(np.float64)
@@ -244,7 +244,7 @@ def test_gradients_are_the_slopes_of_onnxruntime_in_float64() -> None:
         assert slope == pytest.approx(float((found[name] * step).sum()), abs=1e-6 * size), name
 
 
-def test_gradients_of_the_network_are_the_slopes_of_onnx_s_evaluator() -> None:
+def test_cnn_gradients_agree_with_finite_differences_of_the_reference() -> None:
     """In float64. For convolutions and pools onnxruntime has only f32, whose rounding error exceeds the differences."""
     random = np.random.default_rng(5)
     g = og.onnx.load(cnn())
@@ -264,7 +264,7 @@ def test_gradients_of_the_network_are_the_slopes_of_onnx_s_evaluator() -> None:
         assert rise == pytest.approx(predicted, abs=1e-4 * size), name
 
 
-def test_gradients_not_asked_for_are_not_computed() -> None:
+def test_unrequested_gradients_are_not_computed() -> None:
     g = og.onnx.load(cnn())
     backward = og.gradient(g, ("conv2.weight", "head.bias"))
     kinds = [op.attrs.get("onnx_op", op.kind) for op in backward.ops if op.kind == "WildcardBackward"]
@@ -273,7 +273,7 @@ def test_gradients_not_asked_for_are_not_computed() -> None:
     assert [t.dims for t in conv.outputs] == [(8, 3, 3, 3)]
 
 
-def test_a_weight_that_two_nodes_read_gets_the_sum() -> None:
+def test_gradients_of_a_weight_read_by_two_nodes_are_summed() -> None:
     w = np.random.default_rng(6).standard_normal((SIZE, SIZE)).astype(np.float32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -286,7 +286,7 @@ def test_a_weight_that_two_nodes_read_gets_the_sum() -> None:
     assert off(vjp(y)["w"], expected["w"]) <= SLACK
 
 
-def test_ranks_that_nobody_knows_are_no_obstacle() -> None:
+def test_values_of_unknown_rank_have_gradients() -> None:
     """A Reshape to a shape that is an input: all values after it have an unknown rank."""
     nodes = [
         helper.make_node("Mul", ["x", "w"], ["a"]),
@@ -305,7 +305,7 @@ def test_ranks_that_nobody_knows_are_no_obstacle() -> None:
     assert all(off(g, expected[n]) <= SLACK for n, g in vjp(d).items())
 
 
-def test_explain_says_who_runs_what() -> None:
+def test_explain_names_torch_for_gradients_of_onnx_nodes() -> None:
     h = og.gradient(og.onnx.load(cnn()), ("conv2.weight",))
     whys = {row.why for row in h.explain().ops if row.kind == "WildcardBackward"}
     assert "gradient of the ONNX node Conv: runs in torch" in whys
@@ -320,7 +320,7 @@ def onnx_cases() -> list[Any]:
         return [c for c in load_model_tests(kind="node") if len(c.model.graph.node) == 1]
 
 
-def test_every_node_of_the_table_has_the_gradient_of_torch_and_reads_no_more_than_it_says() -> None:
+def test_every_torch_node_has_torchs_gradient_and_reads_only_declared_inputs() -> None:
     """Runs the cases that onnx ships: graphs against autograd over the table, with zeros for unread inputs."""
     import opgraph.torch as ogt
     from opgraph.runtime.providers.torch_onnx.table import form_of
@@ -397,7 +397,7 @@ def kept(g: og.Graph, wrt: Any) -> dict[str, set[str]]:
     return roles
 
 
-def test_a_network_keeps_what_its_libraries_read() -> None:
+def test_cnn_saves_only_the_values_its_backward_ops_read() -> None:
     roles = kept(og.onnx.load(cnn()), CNN_WEIGHTS)
     # The results of the convolutions, of the norm, of the pools; relu and tanh are recomputed.
     assert roles["value"] == {"c1", "n1", "p1", "c2", "flat"}
@@ -405,7 +405,7 @@ def test_a_network_keeps_what_its_libraries_read() -> None:
     assert roles["shape"] == {"conv1.weight", "conv1.bias", "norm.bias", "head.bias", "t2", "mean"}
 
 
-def test_a_block_keeps_shares_but_no_scores_and_no_transposes() -> None:
+def test_attention_block_saves_softmax_results_but_no_scores_or_transposes() -> None:
     roles = kept(og.onnx.load(block()), BLOCK_WEIGHTS)
     # Either mixed or h = x + mixed is enough, and either u or u + bias.
     assert roles["value"] - {"mixed", "u", "h", "ub"} == {"n", "xq", "kt", "shares", "xv"}
@@ -413,7 +413,7 @@ def test_a_block_keeps_shares_but_no_scores_and_no_transposes() -> None:
     assert "scores" not in roles["shape"] and "raw" not in roles["shape"]
 
 
-def test_frozen_layers_keep_nothing() -> None:
+def test_frozen_layers_save_no_inputs() -> None:
     roles = kept(og.onnx.load(cnn()), ("conv1.bias", "head.bias"))
     # Neither convolution needs its input because its weights do not train.
     assert roles["value"] == {"n1", "c2"}
@@ -451,7 +451,7 @@ def stripped(model: Any, names: Any = ()) -> Any:
     return result
 
 
-def test_a_trained_model_is_the_same_file_with_other_weights(case: Any, tmp_path: Path) -> None:
+def test_trained_model_is_saved_with_only_its_weights_changed(case: Any, tmp_path: Path) -> None:
     model, _, _, names, x = case
     names = [n for n in names if n not in ("norm.mean", "norm.var")]
     g, f, weights = after_some_steps(model, names, x)
@@ -467,7 +467,7 @@ def test_a_trained_model_is_the_same_file_with_other_weights(case: Any, tmp_path
     assert str(g) == before, "the graph that was saved has its own weights still"
 
 
-def test_weights_in_a_data_file_stay_in_one(tmp_path: Path) -> None:
+def test_trained_weights_in_a_data_file_stay_in_one(tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(cnn(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64)
     before = onnx.load(source, load_external_data=False)
@@ -482,7 +482,7 @@ def test_weights_in_a_data_file_stay_in_one(tmp_path: Path) -> None:
     assert off(run(source, x), f({"x": x, **weights}).astype(np.float64)) <= SLACK
 
 
-def test_a_trained_factor_goes_into_the_unit_that_it_is_part_of(tmp_path: Path) -> None:
+def test_trained_factor_is_written_into_its_fused_unit(tmp_path: Path) -> None:
     """x * sigmoid(factor * x) is written as one node with an attribute, which gets the new factor."""
     nodes = [
         helper.make_node("Mul", ["x", "factor"], ["s"]),
@@ -496,7 +496,7 @@ def test_a_trained_factor_goes_into_the_unit_that_it_is_part_of(tmp_path: Path) 
         assert off(run(tmp_path / "m.onnx", x), x / (1 + np.exp(-0.25 * x.astype(np.float64)))) <= SLACK, form
 
 
-def test_a_weight_in_a_constant_node_trains_too(tmp_path: Path) -> None:
+def test_weight_in_a_constant_node_is_trained(tmp_path: Path) -> None:
     w = np.random.default_rng(8).standard_normal((SIZE, SIZE)).astype(np.float32)
     nodes = [
         helper.make_node("Constant", [], ["w"], name="w", value=numpy_helper.from_array(w)),
@@ -512,7 +512,7 @@ def test_a_weight_in_a_constant_node_trains_too(tmp_path: Path) -> None:
     assert off(run(tmp_path / "m.onnx", x), f({"x": x, **weights}).astype(np.float64)) <= SLACK
 
 
-def test_a_graph_that_came_from_nowhere_is_written_with_weights_too(tmp_path: Path) -> None:
+def test_composed_graph_is_saved_with_new_weights(tmp_path: Path) -> None:
     g = og.Graph()
     x = g.input("x", shape=(3,))
     g.add_op("Multiply", x, g.constant("w", np.ones(3, np.float32)), name="y")
@@ -520,7 +520,7 @@ def test_a_graph_that_came_from_nowhere_is_written_with_weights_too(tmp_path: Pa
     assert run(tmp_path / "m.onnx", np.ones(3, np.float32)).tolist() == [1, 2, 3]
 
 
-def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_mismatched_weights_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     g, path = og.onnx.load(cnn()), tmp_path / "never.onnx"
     with pytest.raises(InvalidArguments, match=r"(?s)no constant 'conv1.weights'.*where:.*fix:.*conv1.weight"):
         og.onnx.save(g, path, weights={"conv1.weights": np.zeros(3, np.float32)})
@@ -534,7 +534,7 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_is_written(tmp_path: Pa
 # -- real exports ------------------------------------------------------------------------------------------------------
 
 
-def test_a_real_export_has_the_gradients_of_its_torch_module() -> None:
+def test_exported_model_has_the_gradients_of_its_torch_module() -> None:
     if not FOLDER.is_dir():
         pytest.skip("the exported models are not beside this checkout")
     import opgraph.torch as ogt
@@ -571,7 +571,7 @@ def odd_one(**attrs: Any) -> Any:
     return model_of(nodes, {"x": [1, 2, 6, 6]}, {"y": [1, 2, 5, 5]}, {"before": ones, "after": ones})
 
 
-def test_a_node_that_torch_does_not_run_is_refused_by_name_where_it_is_in_the_way() -> None:
+def test_node_unsupported_by_torch_is_refused_only_on_a_gradient_path() -> None:
     g = og.onnx.load(odd_one())
     with pytest.raises(Unimplemented, match=r'(?s)no gradient of LpPool.*where: LpPool "odd one".*fix:'):
         og.compile(g, wrt=("before",))
@@ -586,14 +586,14 @@ def test_a_node_that_torch_does_not_run_is_refused_by_name_where_it_is_in_the_wa
         og.evaluate(h, feeds)
 
 
-def test_without_torch_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_torch_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == "torch" else find(n))
     with pytest.raises(Unimplemented, match=r'(?s)Conv "conv1".*needs torch.*fix: +pip install \'opgraph\[torch\]\''):
         og.compile(og.onnx.load(cnn()), wrt=("conv1.weight",))
 
 
-def test_dropout_that_drops_has_no_gradient() -> None:
+def test_dropout_in_training_mode_has_no_gradient() -> None:
     nodes = [helper.make_node("Mul", ["x", "w"], ["a"]), helper.make_node("Dropout", ["a", "p", "on"], ["y"], name="d")]
     tensors = {"w": np.ones(4, np.float32), "p": np.float32(0.5).reshape(()), "on": np.array(True)}
     g = og.onnx.load(model_of(nodes, {"x": [4]}, {"y": [4]}, tensors))
@@ -602,7 +602,7 @@ def test_dropout_that_drops_has_no_gradient() -> None:
         vjp(y)
 
 
-def test_a_sequence_on_the_way_is_refused() -> None:
+def test_gradient_through_a_sequence_is_refused() -> None:
     nodes = [
         helper.make_node("Mul", ["x", "w"], ["a"]),
         helper.make_node("SplitToSequence", ["a"], ["parts"], name="split", axis=0),
@@ -613,7 +613,7 @@ def test_a_sequence_on_the_way_is_refused() -> None:
         og.gradient(g, ("w",))
 
 
-def test_a_wildcard_of_nobody_knows_what_is_refused() -> None:
+def test_gradient_of_a_wildcard_without_an_onnx_node_is_refused() -> None:
     g = og.Graph()
     x = g.input("x", shape=(3,))
     g.add_op("Wildcard", x, name="w", outputs=1, dtype="f32")
@@ -621,7 +621,7 @@ def test_a_wildcard_of_nobody_knows_what_is_refused() -> None:
         og.gradient(g, ("x",))
 
 
-def test_nodes_are_differentiated_once() -> None:
+def test_second_derivatives_of_onnx_nodes_are_refused() -> None:
     h = og.gradient(og.onnx.load(cnn()), ("conv1.weight",))
     with pytest.raises(Unimplemented, match=r"(?s)differentiated once.*fix:"):
         og.gradient(h, ("x",))
@@ -629,14 +629,14 @@ def test_nodes_are_differentiated_once() -> None:
     assert [t.name for t in twice.outputs] == ["d_up"]
 
 
-def test_a_backward_op_that_was_written_by_hand_is_checked() -> None:
+def test_hand_written_wildcard_backward_is_checked() -> None:
     g = og.Graph()
     x = g.input("x", shape=(3,))
     with pytest.raises(InvalidGraphOp, match=r"(?s)its attributes do not say.*where:.*fix:"):
         g.add_op("WildcardBackward", x, outputs=1, dtype="f32", onnx_op="Relu")
 
 
-def test_a_gradient_graph_goes_through_text() -> None:
+def test_gradient_graph_round_trips_through_text() -> None:
     h = og.gradient(og.onnx.load(cnn()), ("conv1.weight", "norm.bias"))
     large = {t.name: t.data for t in h.constants if t.name and t.data.size > 64}
     assert og.parse(str(h), constants=large) == h

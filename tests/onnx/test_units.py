@@ -144,7 +144,7 @@ def ran(model: Any, feeds: dict[str, np.ndarray], level: str = LEVELS[-1]) -> np
 
 
 @pytest.mark.parametrize(("name", "lines", "dtype", "opset", "expected"), CASES, ids=IDS)
-def test_a_unit_is_written_as_what_onnxruntime_runs_fastest(
+def test_each_unit_is_written_as_the_fastest_form_in_onnxruntime(
     name: str, lines: list[str], dtype: str, opset: int, expected: list[str]
 ) -> None:
     source = model_of(lines, dtype, opset)
@@ -175,7 +175,7 @@ def test_a_unit_is_written_as_what_onnxruntime_runs_fastest(
         assert np.abs(got.astype(np.float64) - truth).max() <= bound, level
 
 
-def test_a_unit_that_is_to_be_kept_is_kept() -> None:
+def test_keep_leaves_the_named_unit_unfused() -> None:
     graph = og.onnx.load(model_of(ERF, "f32", 20))
     assert types(to_model(graph, keep=["gelu"])) == ["Div", "Erf", "Add", "Mul", "Mul"]
     graph = og.onnx.load(model_of(RMS, "f32", 18))
@@ -183,7 +183,7 @@ def test_a_unit_that_is_to_be_kept_is_kept() -> None:
 
 
 @pytest.mark.parametrize("form", ["standard", "contrib", "decomposed"])
-def test_other_forms_write_gelu_their_way(form: str) -> None:
+def test_each_form_writes_gelu_with_its_own_op(form: str) -> None:
     made = to_model(og.onnx.load(model_of(TANH, "f32", 20)), form=form)
     expected = {"standard": ["Gelu"], "contrib": ["com.microsoft::FastGelu"]}
     assert types(made) == expected.get(form, [line.split("=")[1].split()[0] for line in TANH])
@@ -198,7 +198,7 @@ def test_other_forms_write_gelu_their_way(form: str) -> None:
         ("y=Mul w n", ["opgraph::RMSNorm", "Mul"]),
     ],
 )
-def test_a_norm_over_another_axis_is_none_and_another_weight_no_part_of_it(line: str, written: list[str]) -> None:
+def test_rms_norm_needs_the_last_axis_and_leaves_out_other_weights(line: str, written: list[str]) -> None:
     source = model_of(RMS, "f32", 18)
     for tensor in source.graph.initializer:
         if tensor.name == "ax" and "ax" in line:
@@ -211,14 +211,14 @@ def test_a_norm_over_another_axis_is_none_and_another_weight_no_part_of_it(line:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_casts_to_fewer_bits_around_a_norm_stay(dtype: str) -> None:
+def test_narrowing_casts_around_a_norm_stay(dtype: str) -> None:
     made = to_model(og.onnx.load(model_of([f"x:{dtype}", *RMS[:-1], "n:same", "y=Mul w n_"], "f32", 18)))
     assert types(made) == ["Cast", "opgraph::RMSNorm", "Cast", "Mul"]
     out = ran(made, {"x": np.full((1, 32), 70000, np.float32)})
     assert np.isnan(out).all() == (dtype == "f16")  # 70000 is infinite there
 
 
-def test_norms_without_a_weight_share_their_ones_and_need_a_known_size() -> None:
+def test_norms_without_weight_share_a_ones_constant_and_need_a_known_size() -> None:
     twice = [*RMS[:-2], "h=Mul x r", *(line.replace("x", "h").replace("=", "2=") for line in RMS[:1])]
     source = model_of([*twice, "m2=ReduceMean p2 ax", "v2=Add m2 eps", "s2=Sqrt v2", "y=Div h s2"], "f32", 18)
     made = to_model(og.onnx.load(source))
@@ -229,7 +229,7 @@ def test_norms_without_a_weight_share_their_ones_and_need_a_known_size() -> None
     assert "opgraph::RMSNorm" not in types(to_model(og.onnx.load(source)))
 
 
-def test_values_inside_a_norm_that_are_read_elsewhere_stay() -> None:
+def test_inner_values_of_a_norm_with_other_readers_stay() -> None:
     source = model_of(RMS, "f32", 18)
     source.graph.output.append(helper.make_tensor_value_info("s", T.FLOAT, ["n", 1]))
     made = to_model(og.onnx.load(source))
@@ -238,7 +238,7 @@ def test_values_inside_a_norm_that_are_read_elsewhere_stay() -> None:
 
 @pytest.mark.parametrize("opset", [18, 23])
 @pytest.mark.parametrize("lines", [RMS, LAYER], ids=["rms", "layer"])
-def test_a_norm_that_is_read_without_its_weight_is_computed_once(lines: list[str], opset: int) -> None:
+def test_norm_whose_unweighted_result_is_an_output_is_computed_once(lines: list[str], opset: int) -> None:
     source = model_of(lines, "f32", opset)
     source.graph.output.append(helper.make_tensor_value_info("n", T.FLOAT, ["n", 32]))
     made = to_model(og.onnx.load(source))
@@ -249,7 +249,7 @@ def test_a_norm_that_is_read_without_its_weight_is_computed_once(lines: list[str
     np.testing.assert_allclose(ran(made, feeds), ran(source, feeds), rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_that_moves_to_another_opset_for_one_unit_has_all_units_as_they_are_there() -> None:
+def test_opset_raised_for_one_unit_applies_to_all_units() -> None:
     source = model_of([*GATED[:-1], "n=Erf x", *ERF], "f32", 18)
     source.graph.output.append(helper.make_tensor_value_info("g", T.FLOAT, ["n", 32]))
     made = to_model(og.onnx.load(source), form="standard", target="onnxruntime==1.32")
@@ -257,7 +257,7 @@ def test_a_model_that_moves_to_another_opset_for_one_unit_has_all_units_as_they_
     assert to_model(og.onnx.load(made), form="standard", target="onnxruntime==1.32") == made
 
 
-def test_the_rows_of_norms_take_and_leave_their_examples() -> None:
+def test_norm_rules_match_and_reject_their_examples() -> None:
     for rule in NORMS:
         taken, left = og.parse(rule.takes), og.parse(rule.leaves)
         unit = find_units(taken, NORMS)[-1]
@@ -266,7 +266,7 @@ def test_the_rows_of_norms_take_and_leave_their_examples() -> None:
 
 
 @pytest.mark.parametrize("op", ["Gelu", "FastGelu", "BiasGelu", "SwiGLU"])
-def test_contributed_gelus_and_swiglu_are_read_as_units(op: str) -> None:
+def test_contrib_gelus_and_swiglu_are_loaded_as_units(op: str) -> None:
     domain, opset = ("", 28) if op == "SwiGLU" else ("com.microsoft", 20)
     inputs = ["a", "b"] if op in ("BiasGelu", "SwiGLU") else ["a"]
     attributes = {"alpha": 1.5} if op == "SwiGLU" else {}
@@ -301,7 +301,7 @@ _SWISH = {"decomposed": ["Mul", "Sigmoid", "Mul"], "contrib": ["com.microsoft::Q
 
 @pytest.mark.parametrize("form", ["auto", "function", "standard", "contrib", "decomposed"])
 @pytest.mark.parametrize(("version", "opset"), [("1.32", 28), ("1.31", 26), ("1.23", 23)])
-def test_a_swiglu_is_a_swish_and_a_product_as_no_onnxruntime_runs_it(version: str, opset: int, form: str) -> None:
+def test_swiglu_is_written_as_swish_and_mul(version: str, opset: int, form: str) -> None:
     graph = og.onnx.load(gated(28))
     target = f"onnxruntime=={version}"
     if form == "standard":  # as for every other swish
@@ -327,7 +327,7 @@ def test_a_swiglu_is_a_swish_and_a_product_as_no_onnxruntime_runs_it(version: st
     np.testing.assert_allclose(run.run(None, feeds)[0], og.evaluate(graph, feeds), rtol=1e-5, atol=1e-6)
 
 
-def test_an_opset_is_not_lowered_where_a_node_would_mean_something_else() -> None:
+def test_opset_is_not_lowered_if_a_node_would_change_meaning() -> None:
     nodes = [helper.make_node("Attention", ["a", "a", "a"], ["y"], q_num_heads=1, kv_num_heads=1)]
     ports = [helper.make_tensor_value_info(n, T.FLOAT, [1, 2, 4]) for n in "ay"]
     graph = helper.make_graph(nodes, "g", ports[:1], ports[1:])
@@ -336,7 +336,7 @@ def test_an_opset_is_not_lowered_where_a_node_would_mean_something_else() -> Non
         drafted(og.onnx.load(made), Request(target="onnxruntime==1.18"))
 
 
-def test_a_node_that_is_read_as_several_ops_is_not_torn_apart() -> None:
+def test_f16_bias_gelu_node_is_not_split() -> None:
     """A BiasGelu in f16: the value between its sum and its GELU has no name in the model."""
     node = helper.make_node("BiasGelu", ["a", "b"], ["y"], domain="com.microsoft")
     ports = [helper.make_tensor_value_info(n, T.FLOAT16, ["n", 4] if n != "b" else [4]) for n in "aby"]
@@ -349,7 +349,7 @@ def test_a_node_that_is_read_as_several_ops_is_not_torn_apart() -> None:
 @pytest.mark.parametrize(
     ("op", "inputs"), [("FastGelu", "x"), ("FastGelu", "xb"), ("QuickGelu", "x"), ("BiasGelu", "xb")]
 )
-def test_what_stands_behind_a_contributed_op_is_typed_and_fused(op: str, inputs: str) -> None:
+def test_ops_after_a_contrib_op_have_types_and_are_fused(op: str, inputs: str) -> None:
     """onnx infers no type for contributed ops, and so none for the values after the product."""
     nodes = [
         helper.make_node(op, list(inputs), ["a"], domain="com.microsoft"),
@@ -369,7 +369,7 @@ def test_what_stands_behind_a_contributed_op_is_typed_and_fused(op: str, inputs:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_a_unit_gets_a_body_of_its_own_beside_one_for_another_dtype_that_was_there(dtype: str) -> None:
+def test_unit_gets_its_own_body_beside_an_existing_one_of_another_dtype(dtype: str) -> None:
     spelled = " s = SoftPlus({0})\n t = Tanh(s)\n {1} = Multiply({0}, t)"
     first = to_model(og.parse("graph(a: f32[n,4]) -> (b)\n" + spelled.format("a", "b")))
     made = to_model(
@@ -397,7 +397,7 @@ def test_a_unit_gets_a_body_of_its_own_beside_one_for_another_dtype_that_was_the
         ort.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])  # refuses single bf16 ops
 
 
-def test_new_nodes_have_no_name_that_another_node_has() -> None:
+def test_names_of_new_nodes_are_unique() -> None:
     """onnxruntime refuses two nodes of one name, and exporters number their names."""
     nodes = [helper.make_node("QuickGelu", ["x"], ["a"], name="/act/Mul", domain="com.microsoft"),
              helper.make_node("Neg", ["a"], ["b"], name="/act/Mul_1"),
@@ -412,7 +412,7 @@ def test_new_nodes_have_no_name_that_another_node_has() -> None:
     ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
 
 
-def test_a_contributed_swish_of_an_opset_that_has_no_body_for_it_stays() -> None:
+def test_f16_quick_gelu_stays_at_opset_11_and_is_fused_at_opset_12() -> None:
     node = helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft", alpha=2.0)
     ports = [helper.make_tensor_value_info(n, T.FLOAT16, ["n", 4]) for n in "xy"]
     imports = [helper.make_opsetid("", 11), helper.make_opsetid("com.microsoft", 1)]

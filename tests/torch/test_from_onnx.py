@@ -160,14 +160,14 @@ def stripped(model: Any) -> Any:
 # -- the small model ---------------------------------------------------------------------------------------------------
 
 
-def test_outputs_are_those_of_onnxruntime() -> None:
+def test_outputs_agree_with_onnxruntime() -> None:
     model = classifier()
     with torch.no_grad():
         got = ogt.from_onnx(model)(images())
     np.testing.assert_allclose(got.numpy(), run(model, images()), rtol=1e-5, atol=1e-6)
 
 
-def test_weights_are_parameters_and_the_rest_buffers() -> None:
+def test_weights_are_parameters_and_other_tensors_buffers() -> None:
     module = ogt.from_onnx(classifier())
     assert {module.onnx_names[n] for n, _ in module.named_parameters()} == WEIGHTS
     assert set(module.state_dict()) == set(tensors()) == set(module.onnx_names)
@@ -175,7 +175,7 @@ def test_weights_are_parameters_and_the_rest_buffers() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_gradients_and_statistics_are_those_of_a_twin(training: bool) -> None:
+def test_gradients_and_statistics_agree_with_an_equal_torch_model(training: bool) -> None:
     module, twin = ogt.from_onnx(classifier()).train(training), Twin().train(training)
     x, y = images().requires_grad_(), images().requires_grad_()
     ours, theirs = module(x), twin(y)
@@ -193,7 +193,7 @@ def test_gradients_and_statistics_are_those_of_a_twin(training: bool) -> None:
     torch.testing.assert_close(module.state_dict()["norm.var"], twin.norm.running_var)
 
 
-def test_a_fused_partition_keeps_its_inputs_alone() -> None:
+def test_fused_partition_saves_only_its_inputs() -> None:
     module = ogt.from_onnx(classifier())
     kept: dict[int, int] = {}
 
@@ -225,7 +225,7 @@ def trained_module(source: Any) -> Any:
     return module.eval()
 
 
-def test_a_trained_model_runs_in_onnxruntime_with_everything_else_kept(tmp_path: Path) -> None:
+def test_trained_model_runs_in_onnxruntime_with_only_weights_changed(tmp_path: Path) -> None:
     model = classifier()
     module = trained_module(model)
     ogt.to_onnx(module, tmp_path / "trained.onnx")
@@ -245,7 +245,7 @@ def test_a_trained_model_runs_in_onnxruntime_with_everything_else_kept(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "other.onnx", "elsewhere/model.onnx"])
-def test_data_outside_the_file_stays_outside(name: str, tmp_path: Path) -> None:
+def test_external_data_stays_external(name: str, tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(
         classifier(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64,
@@ -267,7 +267,7 @@ def test_data_outside_the_file_stays_outside(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(run(source, images()), run(classifier(), images()), rtol=1e-5, atol=1e-6)
 
 
-def test_an_unchanged_data_file_is_referred_to(tmp_path: Path) -> None:
+def test_unchanged_data_file_is_referenced_not_copied(tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(classifier(), source, save_as_external_data=True, location="weights.bin", size_threshold=64)
     module = ogt.from_onnx(source)
@@ -289,7 +289,7 @@ def test_an_unchanged_data_file_is_referred_to(tmp_path: Path) -> None:
         )
 
 
-def test_a_model_is_saved_over_itself_when_one_weight_changed(tmp_path: Path) -> None:
+def test_model_with_one_changed_weight_is_saved_over_itself(tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(classifier(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64)
     module = ogt.from_onnx(source)
@@ -301,7 +301,7 @@ def test_a_model_is_saved_over_itself_when_one_weight_changed(tmp_path: Path) ->
     assert sorted(f.name for f in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
 
 
-def test_a_model_saved_over_itself_gets_its_first_weights_back(tmp_path: Path) -> None:
+def test_model_saved_over_itself_can_restore_its_first_weights(tmp_path: Path) -> None:
     source = tmp_path / "model.onnx"
     onnx.save(classifier(), source, save_as_external_data=True, location="model.onnx.data", size_threshold=64)
     module = ogt.from_onnx(source)
@@ -315,7 +315,7 @@ def test_a_model_saved_over_itself_gets_its_first_weights_back(tmp_path: Path) -
         np.testing.assert_allclose(run(tmp_path / name, images()), run(classifier(), images()), rtol=1e-5, atol=1e-6)
 
 
-def test_trainable_takes_names_and_functions() -> None:
+def test_trainable_accepts_names_or_a_function() -> None:
     some = ogt.from_onnx(classifier(), trainable=("head.weight", "factor"))
     assert {some.onnx_names[n] for n, _ in some.named_parameters()} == {"head.weight", "factor"}
     norms = ogt.from_onnx(classifier(), trainable=lambda name: name.startswith("norm."))
@@ -324,7 +324,7 @@ def test_trainable_takes_names_and_functions() -> None:
         ogt.from_onnx(classifier(), trainable=("shape",))
 
 
-def test_a_copy_trains_by_itself() -> None:
+def test_copied_module_has_independent_weights() -> None:
     module = ogt.from_onnx(classifier())
     other = copy.deepcopy(module)
     with torch.no_grad():
@@ -348,7 +348,7 @@ def test_pickled_module_runs_and_is_saved_without_its_files(tmp_path: Path) -> N
     assert torch.equal(ogt.from_onnx(tmp_path / "other.onnx")(images()), module(images()))
 
 
-def test_a_module_moves_to_another_dtype(tmp_path: Path) -> None:
+def test_module_moves_to_float64(tmp_path: Path) -> None:
     module = ogt.from_onnx(classifier())
     wide = copy.deepcopy(module).double()
     out = wide(images().double())
@@ -358,7 +358,7 @@ def test_a_module_moves_to_another_dtype(tmp_path: Path) -> None:
     assert onnx.load(tmp_path / "m.onnx") == classifier()
 
 
-def test_defaults_of_inputs_are_weights_that_a_call_may_replace(tmp_path: Path) -> None:
+def test_input_defaults_are_weights_that_a_call_may_replace(tmp_path: Path) -> None:
     """Exporters of the first years listed every initializer among the inputs."""
     model, plain = classifier(), ogt.from_onnx(classifier())
     for tensor in model.graph.initializer:
@@ -382,7 +382,7 @@ def test_defaults_of_inputs_are_weights_that_a_call_may_replace(tmp_path: Path) 
         np.testing.assert_allclose(run(tmp_path / "trained.onnx", x), module(x).numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_inputs_go_by_position_or_name_and_are_checked() -> None:
+def test_inputs_are_passed_by_position_or_name_and_checked() -> None:
     module = ogt.from_onnx(classifier())
     torch.testing.assert_close(module(x=images()), module(images()))
     with pytest.raises(InvalidArguments, match=r"(?s)x is missing.*where:.*fix:"):
@@ -393,7 +393,7 @@ def test_inputs_go_by_position_or_name_and_are_checked() -> None:
         module(images()[0])
 
 
-def test_names_that_torch_cannot_take_are_changed() -> None:
+def test_names_invalid_in_torch_are_changed() -> None:
     names = ["forward", "a", "a.b", "graph", "_plan", "train.x", "odd..name"]
     nodes = [helper.make_node("Add", ["x" if i == 0 else f"t{i - 1}", n], [f"t{i}"]) for i, n in enumerate(names)]
     graph = helper.make_graph(
@@ -411,7 +411,7 @@ def test_names_that_torch_cannot_take_are_changed() -> None:
     assert "forward" not in module.onnx_names  # a method of every module
 
 
-def test_a_number_is_taken_of_a_vector() -> None:
+def test_gather_with_a_scalar_index_gives_a_scalar() -> None:
     """TorchScript's exporter writes this for each size that it reads from a shape."""
     text = (
         '<ir_version: 8, opset_import: ["" : 17]> net (float[n, m] x) => (int64 y) '
@@ -448,7 +448,7 @@ def test_nodes_without_a_torch_form_are_refused_by_name() -> None:
     [(f"Reduce{op}", np.int32, (2, 3, 4)) for op in ("Mean", "L2", "LogSum", "LogSumExp", "Min")]
     + [(f"Reduce{op}", dtype, (2, 0, 4)) for op in ("Max", "Min") for dtype in (np.float32, np.int32)],
 )
-def test_integers_and_no_elements_are_reduced_as_in_onnxruntime(op: str, dtype: type, sizes: tuple[int, ...]) -> None:
+def test_integer_and_empty_reductions_agree_with_onnxruntime(op: str, dtype: type, sizes: tuple[int, ...]) -> None:
     x = np.arange(1, np.prod(sizes) + 1, dtype=dtype).reshape(sizes)
     element = helper.np_dtype_to_tensor_dtype(x.dtype)
     node = helper.make_node(op, ["x", "axes"], ["y"], keepdims=0)
@@ -485,7 +485,7 @@ _ONE = {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
         ("Slice", (3,), {"starts": [-5], "ends": [-9], "axes": [0], "steps": [-1]}, {}),
     ],
 )
-def test_the_edge_of_the_data_is_where_onnxruntime_has_it(
+def test_edge_cases_of_pools_resize_and_slice_agree_with_onnxruntime(
     op: str, shape: tuple[int, ...], others: dict[str, Any], attrs: dict[str, Any]
 ) -> None:
     kinds = {"scales": np.float32, "w": np.float32, "b": np.float32}
@@ -506,7 +506,7 @@ def test_the_edge_of_the_data_is_where_onnxruntime_has_it(
 
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("x", [[2, np.inf, 3, 4], [1, 1e8, 8, 16], [5], []])
-def test_a_sum_of_the_elements_before_one_contains_no_part_of_it(x: list[float], reverse: int) -> None:
+def test_exclusive_cumsum_never_includes_the_current_element(x: list[float], reverse: int) -> None:
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [len(x)]) for name in ("x", "y")]
     node = helper.make_node("CumSum", ["x", "axis"], ["y"], exclusive=1, reverse=reverse)
     graph = helper.make_graph([node], "g", ports[:1], ports[1:], [numpy_helper.from_array(np.array(0), "axis")])
@@ -535,7 +535,7 @@ F16 = np.linspace(-3, 2000, 12).astype(np.float16).reshape(2, 6)
         ),
     ],
 )
-def test_old_definitions_and_rare_dtypes_give_the_results_of_onnxruntime(
+def test_old_op_versions_and_rare_dtypes_agree_with_onnxruntime(
     op: str, opset: int, x: np.ndarray, attrs: dict[str, Any], results: dict[str, Any]
 ) -> None:
     def port(name: str, dtype: Any, sizes: Any) -> Any:
@@ -553,7 +553,7 @@ def test_old_definitions_and_rare_dtypes_give_the_results_of_onnxruntime(
         np.testing.assert_allclose(mine.detach().numpy(), expected, rtol=1e-3 if mine.dtype == torch.float16 else 1e-5)
 
 
-def test_the_mask_of_an_old_dropout_has_the_dtype_of_the_data() -> None:
+def test_dropout_mask_of_opset_9_has_the_dtype_of_the_data() -> None:
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in ("x", "y", "mask")]
     graph = helper.make_graph([helper.make_node("Dropout", ["x"], ["y", "mask"])], "g", ports[:1], ports[1:])
     module = ogt.from_onnx(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 9)], ir_version=8))
@@ -564,9 +564,7 @@ def test_the_mask_of_an_old_dropout_has_the_dtype_of_the_data() -> None:
     ("size", "named", "opset", "expected"),
     [(6, "ab-", 13, [2, 2]), (8, "-b--", 13, [2]), (4, "abc", 18, [2, 2, 0]), (0, "ab", 18, [0, 0])],
 )
-def test_a_tensor_is_split_into_as_many_parts_as_the_node_lists(
-    size: int, named: str, opset: int, expected: list[int]
-) -> None:
+def test_split_gives_as_many_parts_as_the_node_lists(size: int, named: str, opset: int, expected: list[int]) -> None:
     made = named.replace("-", "")
     ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [s]) for n, s in zip(f"x{made}", (size, *expected))]
     attrs = {"num_outputs": len(named)} if opset == 18 else {}
@@ -581,7 +579,7 @@ def test_a_tensor_is_split_into_as_many_parts_as_the_node_lists(
 
 
 @pytest.mark.parametrize("op", ["ReduceL1", "ReduceL2", "ReduceSumSquare"])
-def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
+def test_reduction_over_no_axes_acts_on_each_element(op: str) -> None:
     x = np.array([[-2, 0.5, 3]], np.float32)
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 3]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node(op, ["x"], ["y"], noop_with_empty_axes=1)], "g", ports[:1], ports[1:])
@@ -590,12 +588,12 @@ def test_a_reduction_over_no_axes_is_one_of_each_element(op: str) -> None:
     np.testing.assert_array_equal(ogt.from_onnx(model)(torch.from_numpy(x)).numpy(), expected)
 
 
-def test_only_what_came_from_onnx_goes_back() -> None:
+def test_to_onnx_refuses_modules_not_loaded_from_onnx() -> None:
     with pytest.raises(InvalidArguments, match=r"(?s)did not come from an ONNX model.*where:.*torch.onnx.export"):
         ogt.to_onnx(nn.Linear(2, 2), "never.onnx")
 
 
-def test_dropout_drops_in_training_alone() -> None:
+def test_dropout_is_active_only_in_training() -> None:
     node = helper.make_node("Dropout", ["x", "ratio"], ["y"])
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [100])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [100])
@@ -612,7 +610,7 @@ def test_dropout_drops_in_training_alone() -> None:
 
 
 @pytest.mark.slow
-def test_onnx_s_own_node_tests_agree() -> None:
+def test_outputs_agree_with_onnx_node_tests() -> None:
     """Each node of the table on the cases that onnx ships; unsupported ones are refused when they are read or run."""
     from onnx.backend.test.loader import load_model_tests
 
@@ -662,7 +660,7 @@ def real(request: pytest.FixtureRequest) -> tuple[str, Any, Any, np.ndarray]:
         return name, ogt.from_onnx(FOLDER / f"{name}.onnx"), torch.from_numpy(arrays["x"]), arrays["y"]
 
 
-def test_a_real_export_gives_the_stored_outputs_and_trains(real: tuple[str, Any, Any, np.ndarray]) -> None:
+def test_exported_model_gives_stored_outputs_and_trains(real: tuple[str, Any, Any, np.ndarray]) -> None:
     name, module, x, expected = real
     out = module(x)
     error = np.abs(out.detach().double().numpy() - expected).max() / np.abs(expected).max()
@@ -675,13 +673,13 @@ def test_a_real_export_gives_the_stored_outputs_and_trains(real: tuple[str, Any,
     assert tables == TABLES.get(name, {"m.model.rotary_emb.inv_freq"})
 
 
-def test_a_real_export_never_asks_the_device_for_a_number(real: tuple[str, Any, Any, np.ndarray]) -> None:
+def test_exported_model_never_reads_values_from_the_device(real: tuple[str, Any, Any, np.ndarray]) -> None:
     _, module, x, expected = real
     # The meta device has no data: all shapes must come from the CPU.
     assert copy.deepcopy(module).to("meta")(x.to("meta")).shape == expected.shape
 
 
-def test_a_real_export_goes_back_trained(real: tuple[str, Any, Any, np.ndarray], tmp_path: Path) -> None:
+def test_trained_exported_model_is_saved_to_onnx(real: tuple[str, Any, Any, np.ndarray], tmp_path: Path) -> None:
     name, module, x, _ = real
     module = copy.deepcopy(module)
     before = module(x).float().square().mean()

@@ -74,7 +74,7 @@ def test_naf1_exports_with_its_parameter_arithmetic_folded(make: Any, order: flo
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_parameter_that_meets_data_stays_a_parameter(tmp_path: Path) -> None:
+def test_parameter_combined_with_data_stays_a_parameter(tmp_path: Path) -> None:
     class Trainable(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -96,7 +96,7 @@ def test_a_parameter_that_meets_data_stays_a_parameter(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, Trainable()(x).detach().numpy(), rtol=2e-6, atol=1e-6)
 
 
-def test_outside_of_an_export_nothing_is_folded() -> None:
+def test_nothing_is_folded_outside_of_an_export() -> None:
     module = NAF1(0.3)
     fused = ogt.fuse(module.forward)
     x = torch.linspace(-2, 2, 9)
@@ -105,7 +105,7 @@ def test_outside_of_an_export_nothing_is_folded() -> None:
     torch.testing.assert_close(grad, eager, rtol=1e-4, atol=1e-5)
 
 
-def test_nor_where_a_fused_module_runs_as_it_was_written() -> None:
+def test_nothing_is_folded_under_functional_call_and_func_grad() -> None:
     model = ogt.fuse(NAF1(0.3))
     x = torch.linspace(-2, 2, 9)
 
@@ -119,7 +119,7 @@ def test_nor_where_a_fused_module_runs_as_it_was_written() -> None:
     torch.testing.assert_close(torch.func.grad(total)(order), eager, rtol=1e-4, atol=1e-5)
 
 
-def test_folding_tells_the_exporter_nothing_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folding_never_switches_grad_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.export creates a region at each change of that mode; 300 regions took a minute."""
     told = []
 
@@ -155,7 +155,7 @@ class Scaled(nn.Module):
 
 @pytest.mark.filterwarnings("ignore")  # warnings of both of torch's exporters
 @pytest.mark.parametrize("dynamo", [False, True], ids=["by tracing", "by torch.export"])
-def test_a_number_that_depends_on_data_is_none_of_parameters(dynamo: bool, tmp_path: Path) -> None:
+def test_numbers_that_depend_on_data_are_not_folded(dynamo: bool, tmp_path: Path) -> None:
     # torch.export refuses changes of constants.
     module = ogt.fuse(nn.Sequential(nn.Linear(8, 8), Scaled(writes=not dynamo))).eval()
     torch.manual_seed(0)
