@@ -108,7 +108,11 @@ class SizedPrograms:
         return self._make(self._filled(sizes), most_constants=MOST_BYTES_OF_SIZES)
 
     def _symbolic_program(self, most_constants: int) -> SymbolicProgram | None:
-        """The program for all sizes; None if sizes change more than numbers in it."""
+        """The program for all sizes; None if sizes change more than numbers in it.
+
+        A number of two programs may be equal by chance although it follows from sizes: an offset may be a product of
+        two symbols. So where there are several symbols, a third program has to give the same names.
+        """
         symbols = list(self._found)
         if not all(symbol.is_Symbol for symbol in symbols):
             return None
@@ -117,9 +121,15 @@ class SizedPrograms:
             samples = sample_sizes(self.module, symbols, self._traced, 3)
             make = partial(self._make, most_constants=most_constants, symbolic=True)
             first = make(self._filled(samples[0], as_traced=True))
-            second = make(self._filled(samples[1], as_traced=True), like=first)
-            expressions = Expressions(self.module, symbols, samples)
-            return SymbolicProgram(self.module, symbols, first, second, expressions)
+
+            def merged(other: int) -> SymbolicProgram:
+                second = make(self._filled(samples[other], as_traced=True), like=first)
+                ordered = [samples[0], samples[other], samples[3 - other]]
+                expressions = Expressions(self.module, symbols, ordered)
+                return SymbolicProgram(self.module, symbols, first, second, expressions)
+
+            program = merged(1)
+            return program if len(symbols) == 1 or program.has_same_names(merged(2)) else None
         except (NotSymbolicError, OpGraphError, ArithmeticError, IndexError, RuntimeError, ValueError):
             # Guards may allow sizes on which a graph does not run: an index may be out of range there, for example.
             return None

@@ -15,6 +15,7 @@ from opgraph.runtime.providers.torch_internals import tree_leaves
 from opgraph.torch.graph.aten import value_of
 from opgraph.torch.graph.axis_splits import part_sizes
 from opgraph.torch.graph.torch_internals import allows, python_text
+from opgraph.torch.graph.views import elements_behind_views
 
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 #: The types of symbolic sizes, and of numbers that follow from them.
@@ -64,8 +65,9 @@ class Expressions:
         self._known: dict[Any, str | None] = {}  # expression and type -> text
         #: Type and values -> text: 5 is not 5.0.
         self._found: dict[tuple[Any, ...], str] = {}
-        #: Equations of texts with equal values for all samples; they must hold for the sizes of a call.
-        self._equal: list[str] = []
+        #: Conditions that hold for the first two samples, mostly equations of texts that no sample distinguishes. They
+        #: must hold for the sizes of a call.
+        self._conditions: list[str] = []
         texts = list(dict.fromkeys(self._texts(module)))
         function = self._function(texts)
         known: dict[Any, str] = {}
@@ -78,10 +80,15 @@ class Expressions:
                 self._found.setdefault((type(values[0]), *values), text)
             other = repr(values[0]) if is_fixed else known.setdefault(tuple(values), text)
             if other != text and any(str(symbol) in text for symbol in symbols):
-                self._equal.append(f"({other}) == ({text})")
+                self._conditions.append(f"({other}) == ({text})")
         for numbers in part_sizes(module):
             if any(isinstance(number, SYMBOLIC) for number in numbers):
-                self._equal += self._blocks([self._text_of(number) for number in numbers])
+                self._conditions += self._blocks([self._text_of(number) for number in numbers])
+
+        for left in elements_behind_views(module):
+            text = self._text_of(left)
+            if text is not None and all(self._function([text])(*sizes)[0] >= 0 for sizes in samples[:2]):
+                self._conditions.append(f"({text}) >= 0")
 
     def _blocks(self, texts: Sequence[str | None]) -> list[str]:
         """The conditions under which a part fills the block of an axis that it fills in both programs (`axis_splits`).
@@ -127,7 +134,7 @@ class Expressions:
                 values, text = [1 / value for value in values], f"1 / ({text})"
             other = texts.setdefault(tuple(values), text)
             if other != text:
-                self._equal.append(f"({other}) == ({text})")
+                self._conditions.append(f"({other}) == ({text})")
         return self._named(self._one_of(texts.values()))
 
     def _one_of(self, texts: Iterable[str]) -> str:
@@ -141,7 +148,7 @@ class Expressions:
         sizes at which an expression has no value, or expressions differ that no sample distinguished, such as `s` and
         `min(s, 64)`."""
         function, names = self._function(list(self._names)), list(self._names.values())
-        holds = self._function([" and ".join(self._equal) or "True"])
+        holds = self._function([" and ".join(self._conditions) or "True"])
 
         def values(*sizes: int) -> dict[str, Any]:
             try:

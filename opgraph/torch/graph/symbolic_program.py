@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,8 @@ class SymbolicProgram:
         self._symbols = symbols
         self._expressions = expressions
         self._constants = SizedConstants(module, first.folded.values())
-        self._code = self._text(first.source, second.source)
+        self._source = self._text(first.source, second.source)
+        self._code = compile(self._source, "<opgraph>", "exec")
         self._launches = {
             name: [self._launch(a, b) for a, b in _pairs(launches, second.kernel_steps[name])]
             for name, launches in first.kernel_steps.items()
@@ -80,6 +80,22 @@ class SymbolicProgram:
             self._numbers(s, t) if s is not None else None for s, t in _pairs(first.input_strides, second.input_strides)
         ]
         self._values = expressions.values()
+
+    def has_same_names(self, other: SymbolicProgram) -> bool:
+        """True if another program has the same numbers and names in the same places."""
+
+        def parts(program: SymbolicProgram) -> tuple[Any, ...]:
+            launches = {
+                name: [
+                    (one.reads, one.writes, {load: repr(number) for load, number in one.numbers.items()})
+                    for one in found
+                ]
+                for name, found in program._launches.items()
+            }
+            strides = [own for _, own in program._checked], program._constant_strides, program._input_strides
+            return program._source, launches, strides
+
+        return parts(self) == parts(other)
 
     def sized(self, sizes: Sequence[int], watched: Callable[[list[Any]], Any]) -> SizedProgram:
         """The program for these values of the symbols.
@@ -116,7 +132,7 @@ class SymbolicProgram:
             raise NotSymbolicError
         return made
 
-    def _text(self, first: str, second: str) -> CodeType:
+    def _text(self, first: str, second: str) -> str:
         if _NUMBER.sub("#", first) != _NUMBER.sub("#", second):
             raise NotSymbolicError
         others = iter(_NUMBER.findall(second))
@@ -125,7 +141,7 @@ class SymbolicProgram:
             number, other = found[0], next(others)
             return number if number == other else str(self._expressions.name(_number(number), _number(other)))
 
-        return compile(_NUMBER.sub(named, first), "<opgraph>", "exec")
+        return _NUMBER.sub(named, first)
 
     def _numbers(self, first: Sequence[int], second: Sequence[int]) -> tuple[Any, ...]:
         return tuple(self._expressions.name(a, b) for a, b in _pairs(first, second))

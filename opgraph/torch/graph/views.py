@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from opgraph.torch.graph.aten import VIEWS, packet, value_of
 
@@ -56,6 +57,25 @@ def _span(tensor: torch.Tensor) -> int:
     if 0 in tensor.shape:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def elements_behind_views(module: GraphModule) -> Iterator[Any]:
+    """For each `as_strided`, the number of elements of the base behind the view's last one; negative where it ends
+    after them.
+
+    Args:
+        module: a graph whose sizes may be symbols. Nothing compares them here, which would fix their values.
+    """
+    for node in module.graph.nodes:
+        if packet(node) is not aten.as_strided:
+            continue
+        view, base = value_of(node), value_of(base_of(node.all_input_nodes[0]))
+        if isinstance(view, torch.Tensor) and isinstance(base, torch.Tensor):
+            last, end = (
+                t.storage_offset() + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
+                for t in (view, base)
+            )
+            yield end - last
 
 
 def base_of(node: Node) -> Node:
