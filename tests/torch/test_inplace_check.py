@@ -198,6 +198,24 @@ def relu_then_added(x: Any) -> Any:
     return h
 
 
+def times_its_data(x: Any) -> Any:
+    h = x * 2
+    h.mul_(h.data)  # planted
+    return h
+
+
+def augmented_with_its_data(x: Any) -> Any:
+    h = x * 2
+    h *= h.data  # planted
+    return h
+
+
+def interpolated_to_its_data(x: Any) -> Any:
+    h = x * 2
+    h.lerp_(x * 3, h.data)  # planted
+    return h
+
+
 def unseen(x: Any) -> Any:
     h = x + 1
     h.data.mul_(2)  # planted
@@ -258,6 +276,9 @@ MISTAKES = [
     (detached_after_save, "saved", None),
     (no_grad_after_save, "saved", None),
     (relu_then_dropout, "saved", None),
+    (times_its_data, "saved", None),
+    (augmented_with_its_data, "saved", None),
+    (interpolated_to_its_data, "saved", None),
     (unseen, "hidden", None),
     (unseen_gate, "hidden", None),
     (unseen_copy, "hidden", None),
@@ -436,6 +457,10 @@ def randomly_leaky(x: Any) -> Any:
     return F.rrelu(x, training=True)
 
 
+def randomly_leaky_in_place(x: Any) -> Any:
+    return torch.rrelu_(x * 2, training=True)
+
+
 def fills(x: Any) -> None:
     x.zero_()
 
@@ -462,6 +487,7 @@ RIGHT = [
     scaled_,
     fills,
     randomly_leaky,
+    randomly_leaky_in_place,
 ]
 
 

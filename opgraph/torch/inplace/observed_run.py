@@ -221,7 +221,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
 
 
 def _own(overwrite: Overwrite, kept: Kept) -> bool:
-    """True if the op that keeps a tensor is the one that fills it (the noise of rrelu)."""
+    """True if the op that keeps a tensor is the one that fills it: rrelu draws its noise after autograd has kept it."""
+    if not overwrite.op.startswith("rrelu_with_noise"):
+        return False
     here = [(p.frame, p.span) for p in overwrite.stack[:1]]
     return overwrite.number == kept.number + 1 and here == [(p.frame, p.span) for p in kept.stack[:1]]
 
