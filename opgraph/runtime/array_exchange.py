@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from opgraph.errors import InvalidArguments
 from opgraph.runtime.memory_overlap import repeats_memory, share_memory
+
+#: A function that gets each torch tensor that a kernel is about to write to: torch's dispatch modes see no such write.
+write_observer: ContextVar[Callable[[Any], None] | None] = ContextVar("write_observer", default=None)
 
 _PLAIN = (np.ndarray, np.generic, bool, int, float)
 
@@ -87,6 +91,10 @@ def counted(arrays: Iterable[Any], where: str) -> list[Any]:
                 where=where,
                 fix="give tensor.detach(), or call it under torch.no_grad()",
             )
+    observer = write_observer.get()
+    if observer is not None:
+        for tensor in found:
+            observer(tensor)
     return found
 
 

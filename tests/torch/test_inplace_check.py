@@ -216,6 +216,30 @@ def interpolated_to_its_data(x: Any) -> Any:
     return h
 
 
+def relu_of_a_sigmoid(x: Any) -> Any:
+    return x.sigmoid().relu_()  # planted
+
+
+def row_from_another_row(x: Any) -> Any:
+    h = torch.stack([x, x])
+    h[1] = h[0].sin()  # planted
+    return h.sum(0)
+
+
+def kept_constant_by_swish(x: Any) -> Any:
+    factor = torch.full((4,), 2.0)
+    y = x * factor
+    ogt.Swish(inplace=True)(factor)  # planted
+    return y
+
+
+def unseen_swish(x: Any) -> Any:
+    h = x * 2
+    with torch.no_grad():
+        ogt.Swish(inplace=True)(h)  # planted
+    return h * 3
+
+
 def unseen(x: Any) -> Any:
     h = x + 1
     h.data.mul_(2)  # planted
@@ -279,6 +303,10 @@ MISTAKES = [
     (times_its_data, "saved", None),
     (augmented_with_its_data, "saved", None),
     (interpolated_to_its_data, "saved", None),
+    (relu_of_a_sigmoid, "saved", None),
+    (row_from_another_row, "saved", None),
+    (kept_constant_by_swish, "saved", None),
+    (unseen_swish, "hidden", None),
     (unseen, "hidden", None),
     (unseen_gate, "hidden", None),
     (unseen_copy, "hidden", None),
@@ -461,6 +489,16 @@ def randomly_leaky_in_place(x: Any) -> Any:
     return torch.rrelu_(x * 2, training=True)
 
 
+def times_its_opgraph_relu(x: Any) -> Any:
+    h = x * 2
+    return h * ogt.Activation(torch.relu, inplace=True)(h)
+
+
+def opgraph_modules_in_place(x: Any) -> Any:
+    factor = ogt.Swish(inplace=True)(torch.full((4,), 2.0))
+    return ogt.Swish(inplace=True)(x * factor) + ogt.Activation(torch.relu, inplace=True)(x + 1)
+
+
 def fills(x: Any) -> None:
     x.zero_()
 
@@ -488,6 +526,8 @@ RIGHT = [
     fills,
     randomly_leaky,
     randomly_leaky_in_place,
+    times_its_opgraph_relu,
+    opgraph_modules_in_place,
 ]
 
 
@@ -565,6 +605,14 @@ def test_mistakes_that_torch_reports_are_not_marked_silent() -> None:
     assert (silent, loud) == ({True}, {False})
     (found,) = ogt.check_inplace(relu_then_added, values())
     assert not found.silent and found.fix == "use add instead of add_ here, or write into a clone"
+
+
+@pytest.mark.parametrize("function", [relu_of_a_sigmoid, row_from_another_row, kept_constant_by_swish])
+def test_write_that_makes_torch_raise_in_backward_is_reported(function: Any) -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        function(values().requires_grad_()).sum().backward()
+    (found,) = ogt.check_inplace(function, values())
+    assert not found.silent and "torch raises in backward" in found.what
 
 
 def test_report_has_text_and_dict_forms() -> None:

@@ -26,7 +26,8 @@ def check_inplace(
     reads one value under two names after overwriting it; a value kept for backward and then changed, through `.data`,
     `.detach()`, under `no_grad` or by another backward; a change that autograd does not see; a custom
     autograd.Function that overwrites a value that its backward needs; a backward that overwrites a value that a second
-    one needs; and a changed argument that the caller still holds. Only code that the run executes is checked.
+    one needs; and a changed argument that the caller still holds. It also reports each write after which torch's own
+    backward raises, with `silent=False`. Only code that the run executes is checked.
 
     Args:
         fn: a function of tensors, or a module. Buffers and parameters of a module are restored afterwards, and so is
@@ -103,7 +104,7 @@ def _watched(
     given += [(None, f"argument {k!r}", t) for k, a in named.items() for t in tree_iter(a) if plain(t)]
     before = [digest(t) for _, _, t in given]
     watch = Watch(__file__)
-    with functions_on_stack(), watch, watch.hooks():
+    with functions_on_stack(), watch, watch.kernels(), watch.hooks():
         result = fn(*args, **named)
     changed: list[tuple[int | None, str, Overwrite | None]] = []
     for (index, name, tensor), old in zip(given, before):

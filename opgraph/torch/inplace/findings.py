@@ -14,6 +14,8 @@ from opgraph.runtime.providers.torch_internals import tree_iter
 from opgraph.torch.inplace.observed_run import FunctionCall, Misread, Overwrite, Spoilt, Watch
 from opgraph.torch.inplace.source_position import Position
 
+_CLONE = "write into a clone"
+
 
 def _found(kind: str, at: Overwrite | Position | None, **text: Any) -> InplaceFinding:
     position = at.stack[0] if isinstance(at, Overwrite) and at.stack else at
@@ -43,7 +45,7 @@ def operand(misread: Misread) -> InplaceFinding:
         overwrite,
         value=f"{_shape(overwrite.like)}, read at {misread.reader.where}: {misread.reader.code}",
         what=what,
-        fix=f"use {plain_op} instead of {overwrite.op} here" if plain_op != overwrite.op else "write into a clone",
+        fix=f"use {plain_op} instead of {overwrite.op} here" if plain_op != overwrite.op else _CLONE,
     )
 
 
@@ -67,8 +69,8 @@ def saved(spoilt: Spoilt) -> InplaceFinding:
     plain_op = _out_of_place(name)
     if overwrite is None:
         fix = "do not write into this tensor's memory before backward"
-    elif spoilt.raises and plain_op != name:
-        fix = f"use {plain_op} instead of {name} here, or write into a clone"
+    elif spoilt.raises:
+        fix = f"use {plain_op} instead of {name} here, or write into a clone" if plain_op != name else _CLONE
     else:
         fix = f"use {plain_op} on the tensor itself, without .data or no_grad, or on a clone"
     return _found(

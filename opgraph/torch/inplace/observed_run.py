@@ -6,15 +6,17 @@ that a change which bypasses autograd's version counter is seen like any other.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
 import torch
 
+from opgraph.runtime.array_exchange import write_observer
 from opgraph.runtime.providers.torch_internals import TorchDispatchMode, tree_iter, tree_map_only, without_modes
 from opgraph.torch.autograd_function_hooks import RUN
 from opgraph.torch.inplace.source_position import (
@@ -67,7 +69,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         if self.overwrites and not _is_view(func):
             self._note_reads(func, args, kwargs, tensors, written)
         for tensor in written:
-            self._note_write(func, tensor, tensors)
+            self._note_write(str(func.overloadpacket).removeprefix("aten."), tensor)
         result = func(*args, **kwargs)
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             # Autograd decides if these get a history only after this op has returned.
@@ -79,7 +81,21 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         made = (ref() for ref in self._made.get(key, ()))
         return any(t is not None and t.grad_fn is not None and memory_of(t) == key for t in made)
 
-    def _note_write(self, func: Any, tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    @contextlib.contextmanager
+    def kernels(self) -> Iterator[None]:
+        """A context in which writes of opgraph's kernels are recorded."""
+        token = write_observer.set(self._note_kernel)
+        try:
+            yield
+        finally:
+            write_observer.reset(token)
+
+    def _note_kernel(self, tensor: torch.Tensor) -> None:
+        with without_modes():
+            self.number += 1
+            self._note_write("an opgraph kernel", tensor)
+
+    def _note_write(self, op: str, tensor: torch.Tensor) -> None:
         key = memory_of(tensor)
         stack = user_stack(self.until)
         # A value may have a history without this tensor (`.data`), independent of the new value.
@@ -87,7 +103,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         applying = next(frames_of(RUN), None)
         overwrite = Overwrite(
             self.number,
-            str(func.overloadpacket).removeprefix("aten."),
+            op,
             stack,
             tensor.detach().clone() if tensor.nbytes <= COPY_BYTES else None,
             tensor.detach(),
@@ -210,12 +226,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
             return kept
         self.unpacked += 1
         with without_modes(), torch.no_grad():
-            if digest(kept.tensor) != kept.digest:
+            # Without hooks torch compares the versions, and raises.
+            raises = kept.tensor._version != kept.version
+            if raises or digest(kept.tensor) != kept.digest:
                 key = memory_of(kept.tensor)
                 later = [o for o in self.overwrites.get(key, ()) if o.number > kept.number and not _own(o, kept)]
                 # Statistics that an op updates itself (batch norm) are kept, too, but never read.
-                if later or (self._has_history(key) and not self.overwrites.get(key)):
-                    raises = kept.tensor._version != kept.version
+                if raises or later or (self._has_history(key) and not self.overwrites.get(key)):
                     self.spoilt.append(Spoilt(kept, later[0] if later else None, raises))
         return kept.tensor
 
