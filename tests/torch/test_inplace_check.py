@@ -240,6 +240,20 @@ def unseen_swish(x: Any) -> Any:
     return h * 3
 
 
+def one_of_several_views(x: Any) -> Any:
+    h = (x * 2).unbind(0)
+    h[0].mul_(2)  # planted
+    return h[0] + h[1]
+
+
+def view_made_without_gradients(x: Any) -> Any:
+    h = x * 2
+    with torch.no_grad():
+        row = h[0]
+    row.mul_(2)  # planted
+    return h
+
+
 def unseen(x: Any) -> Any:
     h = x + 1
     h.data.mul_(2)  # planted
@@ -307,6 +321,8 @@ MISTAKES = [
     (row_from_another_row, "saved", None),
     (kept_constant_by_swish, "saved", None),
     (unseen_swish, "hidden", None),
+    (one_of_several_views, "refused", None),
+    (view_made_without_gradients, "refused", None),
     (unseen, "hidden", None),
     (unseen_gate, "hidden", None),
     (unseen_copy, "hidden", None),
@@ -613,6 +629,23 @@ def test_write_that_makes_torch_raise_in_backward_is_reported(function: Any) -> 
         function(values().requires_grad_()).sum().backward()
     (found,) = ogt.check_inplace(function, values())
     assert not found.silent and "torch raises in backward" in found.what
+
+
+@pytest.mark.parametrize("function", [one_of_several_views, view_made_without_gradients])
+def test_write_that_torch_refuses_in_forward_is_reported_with_its_error(function: Any) -> None:
+    with pytest.raises(RuntimeError) as error:
+        function(values().requires_grad_())
+    for x in (values(), values().requires_grad_()):
+        (found,) = ogt.check_inplace(function, x)
+        assert not found.silent and str(error.value)[-60:] in found.what
+
+
+def test_function_with_an_op_without_a_derivative_is_checked_without_gradients() -> None:
+    assert ogt.check_inplace(lambda x: torch.sigmoid(x, out=torch.empty(3, 4)), values()).ok
+    (found,) = ogt.check_inplace(lambda x: torch.sigmoid(x, out=x), values())
+    assert found.kind == "argument"
+    with pytest.raises(RuntimeError, match="must match the size"):
+        ogt.check_inplace(lambda x: x.mul_(torch.ones(5)), values())
 
 
 def test_report_has_text_and_dict_forms() -> None:

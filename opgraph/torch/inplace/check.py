@@ -26,8 +26,9 @@ def check_inplace(
     reads one value under two names after overwriting it; a value kept for backward and then changed, through `.data`,
     `.detach()`, under `no_grad` or by another backward; a change that autograd does not see; a custom
     autograd.Function that overwrites a value that its backward needs; a backward that overwrites a value that a second
-    one needs; and a changed argument that the caller still holds. It also reports each write after which torch's own
-    backward raises, with `silent=False`. Only code that the run executes is checked.
+    one needs; and a changed argument that the caller still holds. It also reports each write that torch itself
+    refuses, in forward or in backward, with `silent=False`; after a refusal in forward nothing else is checked. Only
+    code that the run executes is checked.
 
     Args:
         fn: a function of tensors, or a module. Buffers and parameters of a module are restored afterwards, and so is
@@ -52,7 +53,10 @@ def check_inplace(
         seed = torch.initial_seed()
         try:
             watch, changed, result = _watched(fn, inputs, kwargs, differentiable=True)
-        except RuntimeError:
+        except RuntimeError as error:
+            refused = findings.refused(error)
+            if refused is not None:
+                return InplaceReport((refused,))
             # An op without a derivative (out=, an integer result kept) may refuse inputs that have a gradient.
             torch.manual_seed(seed)
             watch, changed, result = _watched(fn, inputs, kwargs, differentiable=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ import torch
 
 from opgraph.runtime.providers.torch_internals import tree_iter
 from opgraph.torch.inplace.observed_run import FunctionCall, Misread, Overwrite, Spoilt, Watch
-from opgraph.torch.inplace.source_position import Position
+from opgraph.torch.inplace.source_position import Position, raised_at
 
 _CLONE = "write into a clone"
 
@@ -96,6 +97,24 @@ def hidden(misread: Misread) -> InplaceFinding:
     )
 
 
+#: Torch's errors for in-place ops in forward: on a leaf, on one of several views, on a view made without gradients.
+_REFUSED = re.compile(r"modified inplace|in-?place operation")
+
+
+def refused(error: RuntimeError) -> InplaceFinding | None:
+    """The finding for an in-place op that torch refuses in forward; None if the error is another one."""
+    if not _REFUSED.search(str(error)):
+        return None
+    return _found(
+        "refused",
+        raised_at(error),
+        value="a value with a gradient",
+        what=f"torch raises in forward: {error}",
+        fix="use the op that is not in place, or write into a clone",
+        silent=False,
+    )
+
+
 def functions(watch: Watch) -> Iterator[InplaceFinding]:
     """The findings for custom autograd.Functions that write into their arguments and are wrong."""
     for call in watch.calls.values():
@@ -156,12 +175,12 @@ class InplaceFinding:
             kept for backward was overwritten. "hidden": a value with a gradient was changed without autograd's
             knowledge. "function": a custom autograd.Function overwrites a value that its backward needs. "backward": a
             backward overwrites a value that a second one needs. "argument": an argument that the caller still holds
-            changed.
+            changed. "refused": torch raises an error in forward.
         file, line, code: the statement that overwrites.
         value: the value that it changed, and the place where that value was made or kept.
         what: the mistake.
         fix: the code to write instead.
-        silent: False if torch itself raises an error in backward.
+        silent: False if torch itself raises an error, in forward or in backward.
     """
 
     kind: str

@@ -59,6 +59,18 @@ def user_stack(until: str) -> list[Position]:
     return result
 
 
+def raised_at(error: BaseException) -> Position | None:
+    """The innermost frame outside torch and opgraph that an exception passed; None if there is none."""
+    found = None
+    passed = error.__traceback__
+    while passed is not None:
+        code = passed.tb_frame.f_code
+        if not code.co_filename.startswith(LIBRARY):
+            found = Position(passed.tb_frame, _span(code, passed.tb_lasti))
+        passed = passed.tb_next
+    return found
+
+
 def head_of(function: object) -> tuple[str, str]:
     """The line of a function's `def`, as `file:line` and its text; ("", "") for an object without code."""
     code = getattr(function, "__code__", None)
