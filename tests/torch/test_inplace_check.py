@@ -254,6 +254,24 @@ def view_made_without_gradients(x: Any) -> Any:
     return h
 
 
+def after_a_backward_of_its_own(x: Any) -> Any:
+    h = x * 3
+    torch.autograd.grad((h * h).sum(), h)
+    factor = torch.ones(4)
+    y = torch.exp(x) * factor
+    factor.data.zero_()  # planted
+    return y
+
+
+def beside_a_freed_graph(x: Any) -> Any:
+    loss = torch.sin(x * 3).sum()
+    torch.autograd.grad(loss, x)
+    factor = torch.ones(4)
+    y = torch.exp(x) * factor
+    factor.data.zero_()  # planted
+    return loss, y
+
+
 def unseen(x: Any) -> Any:
     h = x + 1
     h.data.mul_(2)  # planted
@@ -323,6 +341,8 @@ MISTAKES = [
     (unseen_swish, "hidden", None),
     (one_of_several_views, "refused", None),
     (view_made_without_gradients, "refused", None),
+    (after_a_backward_of_its_own, "saved", None),
+    (beside_a_freed_graph, "saved", None),
     (unseen, "hidden", None),
     (unseen_gate, "hidden", None),
     (unseen_copy, "hidden", None),
@@ -493,6 +513,29 @@ def step_of_an_optimizer(x: Any) -> Any:
     return loss
 
 
+def several_losses(x: Any) -> Any:
+    weight = torch.ones(4, requires_grad=True)
+    ema = torch.ones(4)
+    losses = []
+    for _ in range(2):
+        y = torch.tanh(x * weight)
+        losses.append((y * y).sum())
+        losses[-1].backward(retain_graph=False)
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+            weight.grad.zero_()
+            ema.lerp_(weight, 0.1)
+        x = x.detach().requires_grad_()
+    return losses, torch.sin(x * weight)
+
+
+def gradient_penalty(x: Any) -> Any:
+    y = torch.tanh(x * 2)
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    slope += 1
+    return y + slope.pow(2)
+
+
 def scaled_(x: Any) -> Any:
     return x.mul_(2)
 
@@ -538,6 +581,8 @@ RIGHT = [
     right_function,
     straight_through,
     step_of_an_optimizer,
+    several_losses,
+    gradient_penalty,
     scaled_,
     fills,
     randomly_leaky,

@@ -60,7 +60,8 @@ def check_inplace(
             # An op without a derivative (out=, an integer result kept) may refuse inputs that have a gradient.
             torch.manual_seed(seed)
             watch, changed, result = _watched(fn, inputs, kwargs, differentiable=False)
-        unequal = _backwards(watch, result)
+        outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+        unequal = _backwards(watch, outputs)
     named_so = getattr(fn, "__name__", "").endswith("_") or getattr(fn, "inplace", False) is True
     allowed = set(range(len(inputs))) if named_so or result is None else set(may_change)
     found = [
@@ -118,11 +119,11 @@ def _watched(
     return watch, changed, result
 
 
-def _backwards(watch: Watch, result: Any) -> bool:
-    """Runs two backward passes over the results of a function; True if they disagree."""
-    outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor) and t.requires_grad]
-    if not outputs or watch.unpacked:  # a backward that the function ran itself was observed there
-        return False
+def _backwards(watch: Watch, outputs: list[torch.Tensor]) -> bool:
+    """Runs two backward passes over some results of a function; True if they disagree.
+
+    Results whose graph was freed by a backward of the function's own are skipped.
+    """
     leaves = _leaves(outputs)
     if not leaves:
         return False
@@ -130,10 +131,18 @@ def _backwards(watch: Watch, result: Any) -> bool:
     weights = [torch.randn(t.shape, generator=random).to(t) for t in outputs]
     passes = []
     watch.in_backward = True
-    for _ in range(2):
-        with watch:
-            given = [w.clone() for w in weights]
-            passes.append(torch.autograd.grad(outputs, leaves, given, retain_graph=True, allow_unused=True))
+    noted = len(watch.spoilt)
+    try:
+        for _ in range(2):
+            with watch:
+                given = [w.clone() for w in weights]
+                passes.append(torch.autograd.grad(outputs, leaves, given, retain_graph=True, allow_unused=True))
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        del watch.spoilt[noted:]
+        alone = [_backwards(watch, [t]) for t in outputs if len(outputs) > 1]  # all of them run
+        return any(alone)
     return any(
         a is not None and b is not None and not torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
         for a, b in zip(*passes)

@@ -50,7 +50,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
         self.spoilt: list[Spoilt] = []
         self.hidden_reads: list[Misread] = []
         self.calls: dict[int, FunctionCall] = {}
-        self.unpacked = 0
         self.in_backward = False
         self._made: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         self._alive: list[Any] = []  # storages with findings: their addresses must not be reused
@@ -224,7 +223,6 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own 
     def _unpack(self, kept: Any) -> Any:
         if not isinstance(kept, Kept):
             return kept
-        self.unpacked += 1
         with without_modes(), torch.no_grad():
             # Without hooks torch compares the versions, and raises.
             raises = kept.tensor._version != kept.version
