@@ -631,6 +631,28 @@ def test_correct_residual_block_is_not_reported_and_its_state_restored() -> None
     assert torch.equal(random, torch.get_rng_state())
 
 
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("cache", None)
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Any) -> Any:
+        self.calls = self.calls + 1
+        self.cache = x.detach()
+        self.weight = nn.Parameter(self.weight.detach() * 2)
+        return x * self.weight
+
+
+def test_replaced_buffers_and_parameters_are_restored() -> None:
+    module = Counting()
+    calls, weight = module.calls, module.weight
+    assert ogt.check_inplace(module, values()).ok
+    assert module.calls is calls and module.cache is None and module.weight is weight
+    assert torch.equal(calls, torch.zeros(1)) and torch.equal(weight, torch.ones(4)) and weight.grad is None
+
+
 class BlockWithAMistake(Block):
     def forward(self, x: Any) -> Any:
         h = self.norm(self.conv(x))

@@ -180,12 +180,17 @@ def _state_kept(fn: Any) -> Iterator[None]:
     if not isinstance(fn, torch.nn.Module):
         yield
         return
+    named: list[tuple[Any, Any]] = [(own, dict(own)) for m in fn.modules() for own in (m._parameters, m._buffers)]
     held = [*fn.parameters(), *fn.buffers()]
     copies = [t.detach().clone() for t in held]
     grads = [t.grad for t in fn.parameters()]
     try:
         yield
     finally:
+        for own, before in named:  # the forward may have replaced a buffer by another tensor
+            if [(name, id(t)) for name, t in own.items()] != [(name, id(t)) for name, t in before.items()]:
+                own.clear()
+                own.update(before)
         with torch.no_grad():
             for tensor, copy in zip(held, copies):
                 if digest(tensor) != digest(copy):
