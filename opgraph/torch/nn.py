@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from opgraph.errors import InvalidArguments
+from opgraph.errors import InvalidArguments, InvalidShape
 from opgraph.ir.logical_tensor import port_name
 from opgraph.runtime.compile_graph import compile
 from opgraph.runtime.providers.torch_internals import clones_saved_tensors, is_transformed
@@ -62,8 +62,8 @@ class Swish(_Pointwise):
             of the input is saved for backward (two inputs have the same swish, so the result is not enough), so that no
             memory is saved; nn.SiLU(inplace=True) does the same.
 
-    Shapes: any; [N, C, ...] with num_parameters = C > 1. Dtypes: floats; the result has that of x. A trainable alpha
-    keeps its own dtype; the kernel computes in the wider of the dtypes of x and alpha.
+    Shapes: any; [N, C, ...] with num_parameters = C > 1. Dtypes: floats; the result has that of x. Integers give
+    floats. A trainable alpha keeps its own dtype; the kernel computes in the wider of the dtypes of x and alpha.
 
     Raises:
         InvalidArguments: several alphas that are not trainable; an alpha that is no number; when called, another number
@@ -77,8 +77,7 @@ class Swish(_Pointwise):
     ) -> None:
         super().__init__()
         alpha = _number(alpha, "Swish", "alpha")
-        if not isinstance(num_parameters, int):
-            raise _odd(num_parameters, "Swish", "num_parameters", "a whole number")
+        _check_whole(num_parameters, "Swish", "num_parameters")
         if num_parameters < 1 or (num_parameters > 1 and not trainable):
             raise InvalidArguments(
                 f"num_parameters={num_parameters} with trainable={trainable}",
@@ -95,9 +94,9 @@ class Swish(_Pointwise):
             self.alpha = alpha
 
     def _formula(self) -> Callable[..., torch.Tensor]:
-        if self.trainable:
-            return _swish
         alpha = self.alpha
+        if isinstance(alpha, torch.Tensor):
+            return _swish
         return lambda x: x * torch.sigmoid(alpha * x) if alpha != 1.0 else x * torch.sigmoid(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,12 +116,14 @@ class Swish(_Pointwise):
 
     def extra_repr(self) -> str:
         """For print."""
-        shown = f"num_parameters={self.num_parameters}" if self.trainable else f"alpha={self.alpha}"
-        return shown + (", trainable=True" if self.trainable else "") + (", inplace=True" if self.inplace else "")
+        trained = isinstance(self.alpha, torch.Tensor)
+        shown = f"num_parameters={self.num_parameters}, trainable=True" if trained else f"alpha={self.alpha}"
+        return shown + (", inplace=True" if self.inplace else "")
 
 
 def _swish(x: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-    return (x * torch.sigmoid(alpha * x)).to(x.dtype)
+    y = x * torch.sigmoid(alpha * x)
+    return y.to(x.dtype) if x.is_floating_point() or x.is_complex() else y
 
 
 class SwiGLU(_Pointwise):
@@ -140,6 +141,7 @@ class SwiGLU(_Pointwise):
 
     Raises:
         InvalidArguments: another `gate`, a value that is no number; when called, an odd size.
+        InvalidShape: when called, a tensor without dimension `dim`.
 
     Source: Shazeer 2020, GLU Variants Improve Transformer (arXiv:2002.05202).
     """
@@ -155,8 +157,7 @@ class SwiGLU(_Pointwise):
         super().__init__()
         if gate not in ("first", "second"):
             raise InvalidArguments(f"there is no gate {gate!r}", where="SwiGLU", fix='use "first" or "second"')
-        if not isinstance(dim, int):
-            raise _odd(dim, "SwiGLU", "dim", "a whole number")
+        _check_whole(dim, "SwiGLU", "dim")
         self.dim, self.gate = dim, gate
         self.alpha = _number(alpha, "SwiGLU", "alpha")
         self.limit = None if limit is None else _number(limit, "SwiGLU", "limit")
@@ -179,6 +180,12 @@ class SwiGLU(_Pointwise):
         """The SwiGLU of x, or of `x` as the gate and `up`."""
         if up is not None:
             return self._run(x, up)
+        if not -x.dim() <= self.dim < x.dim():
+            raise InvalidShape(
+                f"{tuple(x.shape)} has no dimension {self.dim}",
+                where="SwiGLU",
+                fix="give a dim of the input, or gate and up as two tensors",
+            )
         if x.shape[self.dim] % 2:
             raise InvalidArguments(
                 f"dimension {self.dim} of {tuple(x.shape)} cannot be cut in two",
@@ -250,6 +257,11 @@ def _number(value: Any, where: str, name: str) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise _odd(value, where, name, "a number") from None
+
+
+def _check_whole(value: Any, where: str, name: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _odd(value, where, name, "a whole number")
 
 
 def _odd(value: Any, where: str, name: str, wanted: str) -> InvalidArguments:

@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import opgraph.torch as ogt  # noqa: E402
-from opgraph.errors import InvalidArguments  # noqa: E402
+from opgraph.errors import InvalidArguments, InvalidShape  # noqa: E402
 
 
 class Allocations(TorchDispatchMode):
@@ -119,7 +119,30 @@ def test_double_backward_works():
     assert torch.autograd.gradgradcheck(module, x)
 
 
+def test_swish_of_integers_is_a_float():
+    x = torch.arange(-3, 4)
+    for module in (ogt.Swish(), ogt.Swish(trainable=True), ogt.Swish(trainable=True, num_parameters=7)):
+        rows = x.expand(2, 7)
+        torch.testing.assert_close(module(rows), F.silu(rows.float()))
+
+
+@pytest.mark.parametrize("dim, shape", [(3, (2, 4)), (-3, (2, 4)), (-1, ())])
+def test_swiglu_refuses_a_missing_dimension(dim, shape):
+    with pytest.raises(InvalidShape, match=f"(?s)has no dimension {dim}.*where:.*fix:"):
+        ogt.SwiGLU(dim)(torch.ones(shape))
+
+
 # Module attributes and methods
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_attribute_trainable_does_not_change_the_result(first):
+    x = torch.linspace(-1, 1, 5)
+    module = ogt.Swish(1.3, trainable=first)
+    expected = module(x)
+    module.trainable = not first
+    assert torch.equal(module(x), expected)
+    assert ("trainable=True" in repr(module)) == first
 
 
 def test_state_dict_repr_copy_and_pickle():
@@ -144,6 +167,8 @@ def test_invalid_module_arguments_are_refused():
         ogt.Swish(num_parameters=3)
     with pytest.raises(InvalidArguments, match="dimension 1"):
         ogt.Swish(trainable=True, num_parameters=3)(torch.randn(2, 4))
+    with pytest.raises(InvalidArguments, match="num_parameters is True"):
+        ogt.Swish(num_parameters=True)
     with pytest.raises(InvalidArguments, match="gate"):
         ogt.SwiGLU(gate="third")
     with pytest.raises(InvalidArguments, match="cut in two"):
