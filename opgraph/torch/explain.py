@@ -51,7 +51,7 @@ def explain(model_or_fn: Callable[..., Any], /, *inputs: Any, **kwargs: Any) -> 
         the state of random number generators do not change.
 
     Raises:
-        InvalidArguments: neither a module nor a function.
+        InvalidArguments: neither a module nor a function, or a module with lazy parameters that was not called yet.
     """
     if not callable(model_or_fn):
         raise InvalidArguments(

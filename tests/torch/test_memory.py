@@ -669,3 +669,30 @@ def test_tensors_saved_by_fused_function_are_listed_at_its_line() -> None:
     assert place.startswith(f"{__file__}:") and code.startswith("def weighed(")
     eager = ogt.saved_tensors(weighed.__wrapped__, *inputs).compared(report)
     assert sum(row.after or 0 for row in eager.lines) == report.totals.kept
+
+
+# -- unusual tensors and modules -------------------------------------------------------------------------------------
+
+
+class Refuses(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise TypeError("no torch function")
+
+
+def test_lazy_modules_and_subclasses_elsewhere_do_not_matter() -> None:
+    elsewhere = nn.LazyLinear(3), torch.ones(2).as_subclass(Refuses)
+    assert ogt.saved_tensors(torch.exp, torch.ones(4)).totals.kept == 16
+    assert ogt.explain(torch.exp, torch.ones(4, requires_grad=True)).kept == 16
+    del elsewhere
+
+
+@pytest.mark.parametrize("measure", [ogt.saved_tensors, ogt.explain])
+def test_a_lazy_model_must_be_called_before_it_is_measured(measure: Callable[..., Any]) -> None:
+    model, x = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d()), torch.ones(4, 2)
+    with pytest.raises(InvalidArguments, match=r"no shape .*0\.weight.*1\.running_mean") as raised:
+        measure(model, x)
+    assert "call the model once" in str(raised.value)
+    model(x)
+    called = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    assert measure(model, x).to_dict()["peak"] == measure(called, x).to_dict()["peak"]

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
 
 from opgraph.errors import InvalidArguments, Unimplemented
@@ -60,7 +61,7 @@ def saved_tensors(
     Returns: the report; `print` shows it as tables, `.to_dict()` returns it as data, `.plot(path)` draws it.
 
     Raises:
-        InvalidArguments: neither a module nor a function.
+        InvalidArguments: neither a module nor a function, or a module with lazy parameters that was not called yet.
         Unimplemented: in a dry run, the forward pass reads the value of a tensor that has none, or an input is a nested
             tensor; or it calls `torch.func.grad` and the like, which reject saved-tensor hooks.
 
@@ -94,6 +95,14 @@ def measured(
             "a dry run knows shapes, not values, and those of a nested tensor say how long its rows are",
             where=label,
             fix=_REAL_RUN,
+        )
+    held = model_or_fn if isinstance(model_or_fn, torch.nn.Module) else torch.nn.Module()
+    lazy = [name for name, tensor in (*held.named_parameters(), *held.named_buffers()) if is_lazy(tensor)]
+    if lazy:
+        raise InvalidArguments(
+            f"lazy parameters have no shape before the first call: {', '.join(lazy)}",
+            where=label,
+            fix="call the model once, then measure it",
         )
     recorder = Recorder(model_or_fn, label, __file__)
     notes: list[str] = []

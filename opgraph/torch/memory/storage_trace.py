@@ -25,6 +25,7 @@ from opgraph.runtime.providers.torch_internals import (
     is_tracing,
     tree_iter,
     unset_fake_temporarily,
+    without_torch_function,
 )
 from opgraph.torch.graph.node_origin import Origin, origin_of
 from opgraph.torch.graph.program import Program
@@ -242,9 +243,13 @@ def _dry(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_valu
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """The storage of a tensor; None for kinds that have none (sparse ones, some subclasses)."""
+    """The storage of a tensor; None for kinds that have none (sparse ones, some subclasses).
+
+    Torch's own method answers: lazy parameters and some subclasses raise errors of their own for torch functions.
+    """
     try:
-        return tensor.untyped_storage()
+        with without_torch_function():
+            return torch.Tensor.untyped_storage(tensor)
     except (RuntimeError, NotImplementedError):
         return None
 
