@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -346,6 +348,30 @@ def test_measurement_leaves_model_and_generator_unchanged(dry_run: bool) -> None
     assert all(p.grad is None for p in model.parameters())
     assert x.grad is None and not x.requires_grad
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_expanded_buffers_are_restored() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("places", torch.arange(4.0).expand(3, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.places[0] += 1
+            return (x * self.places).exp()
+
+    model = Counts()
+    assert ogt.saved_tensors(model, torch.ones(3, 4)).totals.kept > 0
+    assert model.places.tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_generators_of_python_and_numpy_are_restored() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * random.random() * np.random.rand()).exp()
+
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    ogt.saved_tensors(function, torch.ones(4))
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
 def test_callers_autograd_graph_stays_usable() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import set_checkpoint_debug_enabled
@@ -195,9 +197,10 @@ def _unchanged(model: object, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     named = [(module._buffers, dict(module._buffers)) for module in modules]
     buffers = list({buffer: None for module in modules for buffer in module.buffers(recurse=False)})
-    saved = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    saved = [(buffer, _unexpanded(buffer).detach().clone()) for buffer in buffers]
     parameters = [p for module in modules for p in module.parameters(recurse=False)]
     devices = sorted({tensor.device.index for tensor in (*parameters, *buffers, *inputs) if tensor.is_cuda})
+    state_of_python, state_of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
         try:
             yield
@@ -208,7 +211,18 @@ def _unchanged(model: object, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
                     own.update(before)
             for buffer, copy in saved:
                 # Through `data`: a graph of the caller that has saved the buffer must not find a newer version of it.
-                buffer.data.copy_(copy)
+                _unexpanded(buffer.data).copy_(copy)
+            random.setstate(state_of_python)
+            np.random.set_state(state_of_numpy)
+
+
+def _unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """A view without the repeated elements of expanded axes, into which torch does not write."""
+    if tensor.layout is torch.strided:
+        for axis, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[axis] > 1:
+                tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 @contextmanager
