@@ -101,6 +101,7 @@ def test_other_backends_still_format_log_text(texts):
     assert {"graph", "written"} <= set(texts())
 
 
+@pytest.mark.slow
 def test_first_step_does_not_load_inductors_scheduler():
     code = (
         "import sys, torch, opgraph.torch as ogt\n"

@@ -118,6 +118,7 @@ def test_meta_tensors_give_shapes_and_dtypes(case: Case) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_exported_program_runs_in_another_process(tmp_path: Path) -> None:
     case = Case("swish per channel")
 

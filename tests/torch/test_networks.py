@@ -896,6 +896,7 @@ assert agree and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_trains_on(tmp_path):
     def stderr(*backend):
