@@ -131,10 +131,10 @@ class Origin:
 
 
 def header(name: str, tensor: ir.TensorProtocol) -> onnx.TensorProto:
-    """The entry for a tensor without its data: name, type, and what is said of it."""
+    """The entry for a tensor without its data: name, type, doc string and metadata."""
     dims = [int(d) for d in tensor.shape.numpy()]
-    said = tensor.doc_string or None  # an empty field would be present, and compare unequal
-    result = onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype), doc_string=said)
+    doc_string = tensor.doc_string or None  # an empty field would be present, and compare unequal
+    result = onnx.TensorProto(name=name, dims=dims, data_type=int(tensor.dtype), doc_string=doc_string)
     for key, value in tensor.metadata_props.items():
         result.metadata_props.add(key=key, value=value)
     return result

@@ -84,7 +84,6 @@ class Expressions:
         for numbers in part_sizes(module):
             if any(isinstance(number, SYMBOLIC) for number in numbers):
                 self._conditions += self._blocks([self._text_of(number) for number in numbers])
-
         for left in elements_behind_views(module):
             text = self._text_of(left)
             if text is not None and all(self._function([text])(*sizes)[0] >= 0 for sizes in samples[:2]):

@@ -67,9 +67,10 @@ def elements_behind_views(module: GraphModule) -> Iterator[Any]:
         module: a graph whose sizes may be symbols. Nothing compares them here, which would fix their values.
     """
     for node in module.graph.nodes:
-        if packet(node) is not aten.as_strided:
+        source = base_of(node.all_input_nodes[0]) if packet(node) is aten.as_strided else None
+        if source is None or source.op == "placeholder":  # torch makes views of inputs
             continue
-        view, base = value_of(node), value_of(base_of(node.all_input_nodes[0]))
+        view, base = value_of(node), value_of(source)
         if isinstance(view, torch.Tensor) and isinstance(base, torch.Tensor):
             last, end = (
                 t.storage_offset() + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride()))
